@@ -1,0 +1,36 @@
+# Every target first brings .venv up to date; a second run finds the stamp and starts at once.
+PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || echo python3)
+BIN := .venv/bin
+
+.DEFAULT_GOAL := check
+.PHONY: check test test-all lint types imports demo clean
+
+check: test lint types imports
+
+test: .venv/.stamp
+	$(BIN)/pytest
+
+test-all: .venv/.stamp
+	$(BIN)/pytest -m ""
+
+lint: .venv/.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/.stamp
+	$(BIN)/mypy
+
+imports: .venv/.stamp
+	$(BIN)/lint-imports
+
+demo: .venv/.stamp
+	$(BIN)/python examples/demo.py
+
+clean:
+	rm -rf .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find aioloader adapters tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.stamp: pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints-cpu.txt
+	touch $@

@@ -1,0 +1,110 @@
+"""aioloader: the asyncio-native streaming data loader for distributed PyTorch training.
+
+Importing it starts nothing and imports neither torch nor NumPy; names are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aioloader.batching import FixedBatch, Pack
+    from aioloader.bridge.batch import Batch, SampleInfo
+    from aioloader.collate import PretrainCollator, SftCollator
+    from aioloader.errors import (
+        AioLoaderError,
+        BatchError,
+        ClosedError,
+        ConfigError,
+        HostError,
+        PreprocessError,
+        ResumeError,
+        SourceError,
+        SynchronizationError,
+        WorkerError,
+    )
+    from aioloader.loader import Loader
+    from aioloader.order.mesh import Mesh
+    from aioloader.pools.rng import record_rng
+    from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, SequenceSource, TextFiles
+    from aioloader.training import GradientSynchronizer, StepReport, Trainer, TrainResult
+
+_HOME = {
+    "AioLoaderError": "errors",
+    "AsyncIterableSource": "sources",
+    "Batch": "bridge.batch",
+    "BatchError": "errors",
+    "ClosedError": "errors",
+    "ConfigError": "errors",
+    "FixedBatch": "batching",
+    "GradientSynchronizer": "training",
+    "HostError": "errors",
+    "IterableSource": "sources",
+    "JsonLines": "sources",
+    "Loader": "loader",
+    "Mesh": "order.mesh",
+    "Pack": "batching",
+    "PreprocessError": "errors",
+    "PretrainCollator": "collate",
+    "ResumeError": "errors",
+    "SampleInfo": "bridge.batch",
+    "SequenceSource": "sources",
+    "SftCollator": "collate",
+    "SourceError": "errors",
+    "StepReport": "training",
+    "SynchronizationError": "errors",
+    "TextFiles": "sources",
+    "TrainResult": "training",
+    "Trainer": "training",
+    "WorkerError": "errors",
+    "record_rng": "pools.rng",
+}
+
+__all__ = [
+    "AioLoaderError",
+    "AsyncIterableSource",
+    "Batch",
+    "BatchError",
+    "ClosedError",
+    "ConfigError",
+    "FixedBatch",
+    "GradientSynchronizer",
+    "HostError",
+    "IterableSource",
+    "JsonLines",
+    "Loader",
+    "Mesh",
+    "Pack",
+    "PreprocessError",
+    "PretrainCollator",
+    "ResumeError",
+    "SampleInfo",
+    "SequenceSource",
+    "SftCollator",
+    "SourceError",
+    "StepReport",
+    "SynchronizationError",
+    "TextFiles",
+    "TrainResult",
+    "Trainer",
+    "WorkerError",
+    "record_rng",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name when it is first used."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'aioloader' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"aioloader.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""Where batches become tensors and meet the trainer."""

@@ -1,0 +1,189 @@
+"""The iterator of one pass, for `for` and `async for` alike: takes what the engine has ready, or waits for its descriptor.
+
+No helper thread and no call into another event loop: the trainer reads the engine's socket itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import anyio
+
+from aioloader.bridge.batch import Batch, to_batch
+from aioloader.engine.channel import Delivered
+from aioloader.engine.host import Ended
+from aioloader.engine.inline import InlinePass
+from aioloader.engine.output import Ready
+from aioloader.engine.plan import Plan, Run
+from aioloader.errors import ClosedError
+from aioloader.pools.runner import Preprocess
+from aioloader.protocols import Json
+from aioloader.telemetry.stages import Stages
+
+__all__ = ["BatchIterator", "Feed", "InlineFeed"]
+
+
+class Feed(Protocol):
+    """Where an iterator gets its micro-batches from: a host, or an inline pass."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+
+    def try_receive(self) -> Ready | Delivered | None:
+        """Return the next micro-batch, None if it is not there yet; raise `Ended` at the end of the pass."""
+
+    def wait(self) -> None:
+        """Wait, blocking, until there is something to receive."""
+
+    def taken(self) -> None:
+        """Note that a micro-batch was delivered."""
+
+
+class InlineFeed:
+    """A pass that runs in the caller's thread, one micro-batch at a time."""
+
+    def __init__(self, plan: Plan, run: Run, preprocess: Preprocess) -> None:
+        self._stages = Stages()
+        self._pass = InlinePass(plan, run, preprocess, self._stages)
+        self._batches: Iterator[Ready] = iter(self._pass)
+        self._num_records = 0
+
+    def fileno(self) -> int:
+        """Return -1: there is nothing to wait on."""
+        return -1
+
+    def try_receive(self) -> Ready:
+        """Make and return the next micro-batch."""
+        try:
+            ready = next(self._batches)
+        except StopIteration:
+            raise Ended(self._pass.next_state) from None
+        self._num_records = ready.num_records
+        return ready
+
+    def wait(self) -> None:
+        """Return at once: `try_receive` always has something."""
+
+    def taken(self) -> None:
+        """Free the micro-batch's place in the in-flight budget."""
+        self._pass.slots.deliver(self._num_records)
+
+    def close(self) -> None:
+        """Close the source."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the numbers of the pass."""
+        slots = self._pass.slots
+        return {"stages": self._stages.snapshot(), "in_flight": slots.in_flight, "peak_in_flight": slots.peak, "workers": 0}
+
+
+class BatchIterator:
+    """One pass of a loader. Ends with the pass, with `close`, or when it is no longer referenced."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        state: Json,
+        *,
+        on_end: Callable[[BatchIterator, Json], None],
+        on_leave: Callable[[BatchIterator], None],
+    ) -> None:
+        self._feed = feed
+        self._last_state: Callable[[], Json] = lambda: state
+        self._on_end = on_end
+        self._on_leave = on_leave
+        self._owner_pid = os.getpid()
+        self._over: BaseException | None = None
+        self._num_batches = 0
+        self._wait_s = 0.0
+
+    def __iter__(self) -> BatchIterator:
+        """Return the iterator itself."""
+        return self
+
+    def __aiter__(self) -> BatchIterator:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch, waiting for it.
+
+        Raises:
+            AioLoaderError: A stage failed; everything before the failing record was delivered. Raised again by every later call.
+        """
+        started = time.perf_counter()
+        try:
+            self._check()
+            while (delivered := self._feed.try_receive()) is None:
+                self._feed.wait()
+        except Ended as end:
+            self._finish(end)
+            raise StopIteration from None
+        except BaseException as error:
+            self.close(error)
+            raise
+        return self._deliver(delivered, started)
+
+    async def __anext__(self) -> Batch:
+        """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`."""
+        started = time.perf_counter()
+        try:
+            self._check()
+            while (delivered := self._feed.try_receive()) is None:
+                await anyio.wait_readable(self._feed.fileno())
+        except Ended as end:
+            self._finish(end)
+            raise StopAsyncIteration from None
+        except BaseException as error:
+            self.close(error)
+            raise
+        return self._deliver(delivered, started)
+
+    def state(self) -> Json:
+        """Return the state as of the last delivered batch."""
+        return self._last_state()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the numbers of the trainer's side: batches delivered and seconds that the trainer waited for them."""
+        own = self._feed.stats() if isinstance(self._feed, InlineFeed) else {}
+        return {**own, "delivered_batches": self._num_batches, "consumer_wait_s": self._wait_s}
+
+    def close(self, reason: BaseException | None = None) -> None:
+        """Leave the pass; later calls raise `reason`, or `ClosedError`. Safe to call twice."""
+        if self._over is not None:
+            return
+        self._over = reason or ClosedError("iterator: expected an open iterator, got one that was closed; start a new loop.")
+        if isinstance(self._feed, InlineFeed):
+            self._feed.close()
+        self._on_leave(self)
+
+    def __del__(self) -> None:
+        """Leave the pass when the loop was left early."""
+        if self._over is None and self._owner_pid == os.getpid():
+            with contextlib.suppress(Exception):  # at interpreter exit parts of the module may be gone
+                self.close()
+
+    def _check(self) -> None:
+        if self._over is not None:
+            raise self._over
+
+    def _finish(self, end: Ended) -> None:
+        if self._over is None:
+            self._over = end
+            self._last_state = lambda: end.state
+            self._on_end(self, end.state)
+
+    def _deliver(self, delivered: Ready | Delivered, started: float) -> Batch:
+        self._wait_s += time.perf_counter() - started
+        self._num_batches += 1
+        self._feed.taken()
+        batch = to_batch(delivered)
+        self._last_state = delivered.state if isinstance(delivered, Delivered) else lambda: delivered.state
+        return batch

@@ -1,0 +1,1 @@
+"""The engine: producer, offload, ordered heap, assembly, and the host that runs them beside the trainer."""

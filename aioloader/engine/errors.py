@@ -1,0 +1,53 @@
+"""How failures of foreign code become errors of ours, with the place where they happened."""
+
+from __future__ import annotations
+
+import traceback
+
+from aioloader.engine.assembler import Stamps
+from aioloader.errors import AioLoaderError, PreprocessError, SourceError, WorkerError
+from aioloader.pools.chunk import Block
+
+__all__ = ["preprocess_error", "source_error", "with_records"]
+
+
+def source_error(error: BaseException) -> AioLoaderError:
+    """Return the error for an upstream that failed."""
+    if isinstance(error, AioLoaderError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    wrapped = SourceError(f"the upstream failed: {type(error).__name__}: {error}", remote_traceback=text)
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def preprocess_error(block: Block, stamps: Stamps) -> PreprocessError:
+    """Return the error for the record of a block on which the user's function failed."""
+    failure, index = block.outcome.failure, block.outcome.num_done
+    assert failure is not None
+    error = PreprocessError(
+        f"{failure.kind}: {failure.message}",
+        seq=stamps.seqs[index],
+        record=stamps.ids[index],
+        lane=stamps.lanes[index],
+        worker=block.worker,
+        remote_traceback=failure.traceback,
+    )
+    error.__cause__ = failure.error
+    return error
+
+
+def with_records(error: AioLoaderError, stamps: Stamps) -> AioLoaderError:
+    """Add to a worker's death which records it held."""
+    if not isinstance(error, WorkerError):
+        return error
+    return WorkerError(
+        f"{error.message}; it held seq {stamps.seqs[0]} to {stamps.seqs[-1]}",
+        pid=error.pid,
+        exitcode=error.exitcode,
+        worker=error.worker,
+        seqs=stamps.seqs,
+        seq=stamps.seqs[0],
+        record=stamps.ids[0],
+        lane=stamps.lanes[0],
+    )

@@ -1,0 +1,151 @@
+"""The trainer's side of the engine: starts the sidecar or the thread that hosts it, talks to it, ends it.
+
+Both hosts speak the same protocol over a socket. The sidecar is the default: beside a thread in the trainer, Python-heavy
+training steps and the engine would fight for one interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import threading
+from typing import Any
+
+from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered, decode_batch
+from aioloader.engine.plan import Plan, Run
+from aioloader.engine.sidecar import run_engine
+from aioloader.errors import HostError
+from aioloader.protocols import Json
+from aioloader.runtime.moving import dumps, unpack_error
+from aioloader.runtime.segments import SegmentViews
+from aioloader.runtime.spawn import ZygoteProcess, describe_exit
+from aioloader.runtime.wire import Frame, Wire, WireClosedError
+
+__all__ = ["Ended", "Host"]
+
+_EXIT_TIMEOUT_S = 1.0
+_JOIN_TIMEOUT_S = 2.0
+_MAX_HELD_SEGMENTS = 64  # a trainer that keeps more batches gets copies, so that shared memory stays bounded
+
+
+class Ended(Exception):  # noqa: N818 - a result, not a mistake
+    """The pass is over; `state` starts the next one."""
+
+    def __init__(self, state: Json) -> None:
+        self.state = state
+        super().__init__("the pass is over")
+
+
+class Host:
+    """A running engine. Not thread-safe."""
+
+    def __init__(self, plan: Plan, kind: str) -> None:
+        self._owner_pid = os.getpid()
+        self._views = SegmentViews()
+        self._returned: list[int] = []
+        self._num_viewed = 0
+        self._num_returned = 0
+        self._stats: dict[str, Any] = {}
+        self._early: list[Frame] = []
+        self._thread: threading.Thread | None = None
+        self._sidecar_pid: int | None = None
+        ours, theirs = socket.socketpair()
+        self._wire = Wire(ours)
+        self._zygote = None if kind == "thread" and plan.pool == "thread" else ZygoteProcess()
+        client = None if self._zygote is None else self._zygote.connect()
+        if kind == "thread":
+            self._thread = threading.Thread(target=run_engine, args=(plan, theirs, client), name="aioloader-engine", daemon=True)
+            self._thread.start()
+            return
+        assert self._zygote is not None and client is not None
+        with theirs, client:
+            self._sidecar_pid = self._zygote.fork(
+                "aioloader.engine.sidecar:main", "aioloader-engine", dumps(plan), [theirs.fileno(), client.fileno()]
+            )
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when there is something to `receive`."""
+        return self._wire.fileno()
+
+    def run(self, run: Run) -> None:
+        """Start a pass."""
+        self._send(RUN, pickle.dumps(run))
+
+    def try_receive(self) -> Delivered | None:
+        """Return the next micro-batch, or None if it is not there yet.
+
+        Raises:
+            Ended: The pass is over.
+            AioLoaderError: The pass failed; everything before the failing record was received.
+        """
+        try:
+            frame = self._early.pop(0) if self._early else self._wire.try_receive()
+        except WireClosedError as error:
+            raise self._death() from error
+        return None if frame is None else self._open(frame)
+
+    def wait(self) -> None:
+        """Wait, blocking, until there is something to receive."""
+        frame = None
+        try:
+            frame = self._wire.receive()
+        except WireClosedError as error:
+            raise self._death() from error
+        if frame is not None:
+            self._early.append(frame)
+
+    def taken(self) -> None:
+        """Tell the engine that a micro-batch was delivered, and which shared memory is free again."""
+        returned, self._returned = self._returned, []
+        self._num_returned += len(returned)
+        self._send(TAKEN, pickle.dumps((1, returned)))
+
+    def stats(self) -> dict[str, Any]:
+        """Return the engine's numbers as of now, or the last known ones if it ended."""
+        with contextlib.suppress(HostError, WireClosedError):
+            self._send(STATS)
+            while (frame := self._wire.receive()) is not None:
+                if frame.kind == STATS:
+                    self._stats = pickle.loads(frame.meta)
+                    break
+                self._early.append(frame)
+        return self._stats
+
+    def close(self) -> None:
+        """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
+        self._wire.close()
+        if self._zygote is not None:
+            self._zygote.close()
+        if self._thread is not None and self._owner_pid == os.getpid() and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_TIMEOUT_S)
+        self._views.close()
+
+    def _open(self, frame: Frame) -> Delivered:
+        if frame.kind == BATCH:
+            held = self._num_viewed - self._num_returned - len(self._returned)
+            delivered = decode_batch(frame, self._views, self._returned.append, copy=held >= _MAX_HELD_SEGMENTS)
+            self._num_viewed += not len(frame.body)
+            return delivered
+        if frame.body:
+            self._stats = pickle.loads(frame.body)
+        if frame.kind == END:
+            raise Ended(json.loads(bytes(frame.meta)))
+        if frame.kind == ERROR:
+            raise unpack_error(frame.meta)
+        raise HostError(f"engine: expected a micro-batch, an end or an error, got message {frame.kind}; report this.")
+
+    def _send(self, kind: int, meta: bytes = b"") -> None:
+        with contextlib.suppress(WireClosedError):  # the next receive says how the engine ended
+            self._wire.send(kind, meta)
+
+    def _death(self) -> HostError:
+        if self._sidecar_pid is None or self._zygote is None:
+            return HostError("engine thread: expected it to run until the loader closes, but it ended; see its output above.")
+        exitcode = self._zygote.exit_of(self._sidecar_pid, _EXIT_TIMEOUT_S)
+        return HostError(
+            f"sidecar (pid {self._sidecar_pid}): expected it to run until the loader closes, but it {describe_exit(exitcode)}; "
+            "look for the out-of-memory killer, then load the last state_dict() into a new loader."
+        )

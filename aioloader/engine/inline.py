@@ -1,0 +1,149 @@
+"""`workers=0`: the same stages one after another in the caller's thread. No process, no task: for debugging, with equal results."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from anyio.from_thread import start_blocking_portal
+
+from aioloader.engine.assembler import Assembler, Turn
+from aioloader.engine.errors import preprocess_error, source_error
+from aioloader.engine.output import Ready, collate
+from aioloader.engine.plan import Plan, Run
+from aioloader.engine.producer import Queue, Stamper
+from aioloader.engine.progress import Progress
+from aioloader.errors import AioLoaderError
+from aioloader.pools.chunk import Block
+from aioloader.pools.rng import SwappedSeeding
+from aioloader.pools.runner import Preprocess, Runner
+from aioloader.protocols import Cursor, Json, Span
+from aioloader.runtime.budget import Slots
+from aioloader.telemetry.stages import Stages
+
+__all__ = ["InlinePass"]
+
+_MAX_READ = 64
+
+
+class InlinePass:
+    """One pass. Iterating it yields `Ready` micro-batches; afterwards `next_state` starts the next pass."""
+
+    def __init__(self, plan: Plan, run: Run, preprocess: Preprocess, stages: Stages) -> None:
+        self.next_state: Json = None
+        self.slots = Slots(plan.buffer_size)
+        self._plan = plan
+        self._run = run
+        self._stages = stages
+        self._runner = Runner(preprocess, SwappedSeeding(preprocess.seed))
+        self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial)
+        self._progress = Progress(plan, run)
+
+    def __iter__(self) -> Iterator[Ready]:
+        """Yield the micro-batches in order; raise what failed after everything before it."""
+        place = self._run.state["source"]
+        epoch, position, cursor = place["epoch"], place["position"], place["cursor"]
+        while True:
+            stamper = Stamper(
+                self._plan.lanes, self._plan.batching, self._run.state, epoch=epoch, position=position, even=not self._plan.keep_partial
+            )
+            yield from self._epoch(stamper, epoch, cursor)
+            for row in stamper.held:
+                self._assembler.drop_record(row[0])
+            yield from self._collated(self._assembler.end_epoch(epoch))
+            if self._progress.is_last(epoch):
+                self.next_state = self._progress.next_pass(self._assembler)
+                return
+            epoch, position, cursor = epoch + 1, 0, None
+
+    def _epoch(self, stamper: Stamper, epoch: int, cursor: Cursor | None) -> Iterator[Ready]:
+        queue = Queue()
+        with ExitStack() as stack:
+            try:
+                reading = _Reading(self._plan, epoch, cursor, stack)
+                while (span := self._read(reading, stamper, epoch)) is not None:
+                    passed = stamper.stamp(span, queue)
+                    self.slots.start(len(span.records) - passed)
+                    while len(queue):
+                        yield from self._process(queue, epoch)
+            except _ReadError as error:
+                yield from self._collated(self._assembler.end_early())
+                raise source_error(error.cause) from error.cause.__cause__
+
+    def _read(self, reading: _Reading, stamper: Stamper, epoch: int) -> Span | None:
+        started = time.perf_counter()
+        at, span = reading.read(min(_MAX_READ, self._plan.buffer_size))
+        self._progress.cursors.add((epoch, stamper.position), at)
+        self._stages.source.add(0 if span is None else len(span.records), time.perf_counter() - started)
+        return span
+
+    def _process(self, queue: Queue, epoch: int) -> Iterator[Ready]:
+        stamps, chunk = queue.cut(epoch, 1)
+        started = time.perf_counter()
+        outcome = self._runner.run(chunk)
+        failure = outcome.failure
+        if failure is not None and type(failure.error) is KeyboardInterrupt:
+            raise failure.error  # Ctrl-C in this very process
+        self._stages.preprocess.add(outcome.num_done, time.perf_counter() - started)
+        error: AioLoaderError | None = None
+        if failure is not None:
+            error = preprocess_error(Block(outcome, "inline", 0.0), stamps)
+        turns = self._assembler.take(stamps, outcome)
+        while error is None:
+            try:
+                turn = next(turns, None)
+            except AioLoaderError as batching:
+                error = batching
+                break
+            if turn is None:
+                return
+            yield self._collate(turn)
+        yield from self._collated(self._assembler.end_early())
+        raise error
+
+    def _collated(self, turns: Iterator[Turn]) -> Iterator[Ready]:
+        for turn in turns:
+            yield self._collate(turn)
+
+    def _collate(self, turn: Turn) -> Ready:
+        started = time.perf_counter()
+        ready = collate(turn, self._plan.collate, self._progress.state_after(turn))
+        self._stages.batch.add(len(ready.records), time.perf_counter() - started)
+        self._progress.num_delivered += 1
+        return ready
+
+
+class _ReadError(Exception):
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
+
+
+class _Reading:
+    """An opened source, read in this thread; asynchronous sources run in the event loop of a helper thread."""
+
+    def __init__(self, plan: Plan, epoch: int, cursor: Cursor | None, stack: ExitStack) -> None:
+        try:
+            self._reader: Any = plan.source.open(epoch, cursor)
+        except Exception as error:
+            raise _ReadError(error) from error
+        self._portal = stack.enter_context(start_blocking_portal()) if inspect.iscoroutinefunction(self._reader.read) else None
+        stack.callback(self._close)
+
+    def read(self, max_records: int) -> tuple[Cursor | None, Span | None]:
+        try:
+            at = self._reader.cursor()
+            if self._portal is None:
+                return at, self._reader.read(max_records)
+            return at, self._portal.call(self._reader.read, max_records)
+        except Exception as error:
+            raise _ReadError(error) from error
+
+    def _close(self) -> None:
+        if self._portal is None:
+            self._reader.close()
+        else:
+            self._portal.call(self._reader.aclose)

@@ -1,0 +1,164 @@
+"""One lane: takes the samples of its records in seq order, yields its micro-batches with the state as of each.
+
+State of a lane, as of a micro-batch:
+
+    epoch, seq, sub    the next sample to take: the `sub`-th of record `seq` of `epoch`
+    step               micro-batches made so far, over all epochs
+    batcher            samples taken and not yet in a micro-batch, by reference
+    counts             what became of the records and samples so far
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, Sample
+
+__all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
+
+_COUNTS = ("records", "filtered_records", "samples", "delivered_samples", "dropped_samples", "dropped_records")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBatch:
+    """A micro-batch of a lane before collation, with the lane's state right after it.
+
+    `num_records` counts the records whose last sample went into it: their place in the in-flight budget comes free with it.
+    """
+
+    lane: int
+    step: int
+    epoch: int
+    group: Group
+    state: Json
+    num_records: int
+
+
+def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
+    """Return the state of a lane before its first record."""
+    return {
+        "epoch": epoch,
+        "seq": 0,
+        "sub": 0,
+        "step": 0,
+        "batcher": batching.start().state(),
+        "counts": dict.fromkeys(_COUNTS, 0),
+    }
+
+
+def oldest_seq(batching: Batching, state: Json) -> int:
+    """Return the first record that a lane in this state needs again."""
+    return min([state["seq"], *(seq for seq, _ in batching.start().refs(state["batcher"]))])
+
+
+class Lane:
+    """Batches one lane. Pure: no clock, no I/O."""
+
+    def __init__(self, number: int, batching: Batching, state: Json, *, keep_partial: bool) -> None:
+        self.number = number
+        self._batcher = batching.start()
+        self._keep_partial = keep_partial
+        self._epoch = int(state["epoch"])
+        self._seq = int(state["seq"])
+        self._sub = int(state["sub"])
+        self._step = int(state["step"])
+        self._counts: dict[str, int] = dict(state["counts"])
+        self._open_records: set[int] = set()
+        self._saved = state["batcher"]
+        self._refs: frozenset[Ref] | None = frozenset(self._batcher.refs(self._saved))
+        self._items: dict[Ref, Item] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Return the records taken whose samples are not all in a micro-batch yet."""
+        return len(self._open_records)
+
+    def take(self, seq: int, record: RecordId, samples: Sequence[Sample]) -> Iterator[LaneBatch]:
+        """Take all samples of the next record and yield the micro-batches that they complete."""
+        if self._refs is not None:
+            if seq < self._seq:
+                self._keep(seq, record, samples)
+                self._open_records.add(seq)
+                return
+            self._keep(seq, record, samples[: self._sub])
+            yield from self._restore()
+        skip = self._sub if seq == self._seq else 0
+        if not skip:
+            self._counts["records"] += 1
+            self._counts["samples"] += len(samples)
+            self._counts["filtered_records"] += not samples
+        if len(samples) > skip:
+            self._open_records.add(seq)
+        for sub in range(skip, len(samples)):
+            groups = self._batcher.push(Item(samples[sub], seq, sub, record))  # raises with the buffer and the place unchanged
+            self._seq, self._sub = (seq, sub + 1) if sub + 1 < len(samples) else (seq + 1, 0)
+            for group in groups:
+                yield self._batch(group)
+        self._seq, self._sub = seq + 1, 0
+
+    def end_epoch(self, epoch: int) -> Iterator[LaneBatch]:
+        """Yield what is left, as `end` says, and begin the next epoch with an empty buffer."""
+        if epoch != self._epoch:  # resumed beside a lane that was an epoch behind
+            return
+        if self._refs is not None:
+            yield from self._restore()
+        self._epoch, self._seq, self._sub = epoch + 1, 0, 0
+        for group in self._batcher.finish():
+            if group.complete or self._keep_partial:
+                yield self._batch(group, epoch=epoch)
+            else:
+                self._counts["dropped_samples"] += len(group.items)
+        self._open_records.clear()
+
+    def end_early(self) -> Iterator[LaneBatch]:
+        """Yield what is left before a failure, also if it is not full: everything before the failing record is delivered."""
+        if self._refs is not None:
+            yield from self._restore()
+        for group in self._batcher.finish():
+            yield self._batch(group)
+
+    def drop_record(self) -> None:
+        """Count a record of a ragged end that this lane does not take."""
+        self._counts["dropped_records"] += 1
+
+    def state(self) -> dict[str, Json]:
+        """Return the lane's state as of the last micro-batch yielded, or as of now between records."""
+        return {
+            "epoch": self._epoch,
+            "seq": self._seq,
+            "sub": self._sub,
+            "step": self._step,
+            "batcher": self._batcher.state(),
+            "counts": {**self._counts, **self._batcher_counts()},
+        }
+
+    def _batcher_counts(self) -> dict[str, int]:
+        extra = self._batcher.counters()
+        return {f"batching_{name}": number for name, number in extra.items() if number}
+
+    def _batch(self, group: Group, epoch: int | None = None) -> LaneBatch:
+        step, self._step = self._step, self._step + 1
+        self._counts["delivered_samples"] += len(group.items)
+        state = self.state()
+        still: set[Any] = {seq for seq, _ in self._batcher.refs(state["batcher"])}
+        if self._sub:
+            still.add(self._seq)
+        done = len(self._open_records - still)
+        self._open_records &= still
+        return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done)
+
+    def _keep(self, seq: int, record: RecordId, samples: Sequence[Sample]) -> None:
+        """Hold on to the samples that the saved buffer refers to."""
+        assert self._refs is not None
+        for sub, sample in enumerate(samples):
+            if (seq, sub) in self._refs:
+                self._items[seq, sub] = Item(sample, seq, sub, record)
+
+    def _restore(self) -> Iterator[LaneBatch]:
+        self._refs = None
+        self._batcher.restore(self._saved, self._items)
+        self._items = {}
+        for group in self._batcher.ready():
+            yield self._batch(group)

@@ -1,0 +1,45 @@
+"""What the engine needs to know, as it travels to its host, and the run that a host is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aioloader.order.lanes import LaneMap
+from aioloader.protocols import Batching, Collator, Json, Source
+
+__all__ = ["Plan", "Run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A loader's configuration, checked by `Loader`."""
+
+    source: Source
+    preprocess: bytes
+    batching: Batching
+    collate: Collator
+    lanes: LaneMap
+    seed: int
+    pool: str
+    num_workers: int
+    buffer_size: int
+    prefetch_batches: int
+    end: str
+    fingerprint: dict[str, Json]
+
+    @property
+    def keep_partial(self) -> bool:
+        """Return whether a last micro-batch that is not full is delivered."""
+        return self.end == "pad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One pass: from `state` through the epochs before `end_epoch` (None: without end).
+
+    A resumed pass that has nothing left to deliver goes on with one more epoch, so that no pass is empty.
+    """
+
+    state: Json
+    end_epoch: int | None
+    resumed: bool = False

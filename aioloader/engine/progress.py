@@ -1,0 +1,67 @@
+"""How far a pass has come: the state as of each micro-batch, and which epoch is the last."""
+
+from __future__ import annotations
+
+from aioloader.engine.assembler import Assembler, Turn
+from aioloader.engine.plan import Plan, Run
+from aioloader.engine.producer import CursorLog, oldest_place
+from aioloader.errors import SourceError
+from aioloader.protocols import Json
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """The arithmetic of a pass, shared by the running engine and the inline one."""
+
+    def __init__(self, plan: Plan, run: Run) -> None:
+        self.cursors = CursorLog()
+        self.num_delivered = 0
+        self._plan = plan
+        self._run = run
+        self._end_epoch = run.end_epoch
+        self._num_before_epoch = 0
+        self._first_epoch = run.state["source"]["epoch"]
+
+    def state_after(self, turn: Turn) -> Json:
+        """Return the rank's state once a micro-batch is delivered."""
+        place = oldest_place(self._plan.lanes, self._plan.batching, turn.lanes)
+        return {
+            **self._run.state,
+            "end_epoch": self._end_epoch,
+            "source": self.cursors.before(place),
+            "turn": turn.turn,
+            "lanes": turn.lanes,
+        }
+
+    def may_be_last(self, epoch: int) -> bool:
+        """Return whether the pass may end with this epoch; what comes after it must not be read before `is_last` is known."""
+        return self._end_epoch is not None and epoch + 1 >= self._end_epoch
+
+    def is_last(self, epoch: int) -> bool:
+        """Return whether the pass ends with this epoch, all of whose micro-batches were handed over.
+
+        A resumed pass that had nothing left to deliver gets one more epoch: no resumed pass is empty.
+
+        Raises:
+            SourceError: A whole epoch gave nothing, and the pass would go on for ever.
+        """
+        if self.may_be_last(epoch):
+            if self.num_delivered or not self._run.resumed or epoch > self._first_epoch:
+                return True
+            self._end_epoch = epoch + 2
+            return False
+        if self.num_delivered == self._num_before_epoch and epoch > self._first_epoch:
+            raise SourceError(
+                f"expected epoch {epoch} to give at least one micro-batch, got none, and would go on for ever; "
+                "use fewer samples per micro-batch, fewer lanes, or end='pad'"
+            )
+        self._num_before_epoch = self.num_delivered
+        return False
+
+    def next_pass(self, assembler: Assembler) -> Json:
+        """Return the state at the start of the pass after this one."""
+        assert self._end_epoch is not None
+        epoch = self._end_epoch
+        place = {"epoch": epoch, "position": 0, "cursor": None}
+        return {**self._run.state, **assembler.next_pass(epoch), "end_epoch": None, "source": place}

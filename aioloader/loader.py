@@ -1,0 +1,386 @@
+"""`Loader`: the front door. Checks the arguments, owns the engine's host, and keeps the state as of delivery."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from aioloader import options
+from aioloader.engine.assembler import fresh_rank_state
+from aioloader.engine.plan import Plan, Run
+from aioloader.errors import ClosedError, ConfigError
+from aioloader.order.mesh import Mesh
+from aioloader.pools.runner import Preprocess
+from aioloader.protocols import Batching, Json
+from aioloader.runtime.moving import dumps, pack_argument
+from aioloader.sources import resolve_source
+from aioloader.state import check_state, fresh_state, function_fingerprint, object_fingerprint
+
+if TYPE_CHECKING:
+    from aioloader.bridge.batch import Batch
+    from aioloader.bridge.dataset import LoaderDataset
+    from aioloader.bridge.iterator import BatchIterator
+    from aioloader.engine.host import Host
+    from aioloader.protocols import Source
+
+__all__ = ["Loader"]
+
+_DEFAULT_BUFFER = 2048
+
+
+class Loader:
+    """Streams micro-batches of preprocessed, batched and collated samples, in an order that depends on data, seed and configuration only.
+
+    Iterate it with `async for` (asyncio or trio) or with `for`. One loop is one pass of `epochs` epochs; the next loop goes on
+    with the next epoch. Leaving a loop early ends everything that it started; the next loop begins that pass again, unless a
+    state is loaded.
+
+    Args:
+        source: What to read: a `Source`, paths, a Hugging Face dataset, a sequence, an iterable, an async iterable, or a function
+            that returns one of the last two.
+        preprocess: record -> sample, list of samples (in that order), or None (the record is filtered). Runs in the pool.
+        batched: `preprocess` maps a dict of lists to a dict of lists and is called with batches of one record.
+        batch: How samples become micro-batches: `FixedBatch(n)`, `Pack(seq_len, rows=...)`.
+        collate: Samples to a dict of arrays. Required: a wrong default would be a silent bug.
+        mesh: This rank's coordinates; by default from torchrun's environment.
+        shuffle: Not in this version yet.
+        seed: Seeds `random`, `numpy.random` and torch for each record, together with the epoch and the record's id.
+        epochs: Epochs per pass; None: without end.
+        lanes: Logical data-parallel streams, a multiple of `mesh.dp_size` (default: equal to it). With dp_size x accumulation lanes,
+            a rank delivers `accumulation` micro-batches per optimizer step.
+        workers: Worker processes or threads; 0 runs everything in the caller's thread, for debugging. Default: the CPUs of this rank.
+        pool: "process", "thread" or "inline" (the same as workers=0).
+        buffer_size: Records between the source and the trainer at most. Records in a micro-batch that needs more of them than this
+            to become complete do not count.
+        memory_limit: Not in this version yet: only its form is checked.
+        prefetch_batches: Micro-batches that may wait for the trainer.
+        end: "drop" leaves out a last micro-batch that is not full, and what makes lanes uneven; "pad" keeps it (one lane only).
+        on_error: "raise": everything before the failing record is delivered, then the error is raised.
+        worker_init: Called once per worker; what it returns is passed to `preprocess` as second argument.
+        host: "process" runs the engine in a sidecar process, "thread" in a thread, for sources that cannot move (a generator).
+
+    Raises:
+        ConfigError: An argument is wrong; the message says which, what was expected, what came and what to do.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        preprocess: Callable[..., Any] | None = None,
+        batched: bool = False,
+        preprocess_batch_size: int = 1,
+        batch: Batching | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        mesh: Mesh | None = None,
+        shuffle: None = None,
+        seed: int = 0,
+        epochs: int | None = 1,
+        lanes: int | None = None,
+        workers: int | None = None,
+        pool: str = "process",
+        buffer_size: int | None = None,
+        memory_limit: int | str = "2GiB",
+        prefetch_batches: int = 2,
+        end: str = "drop",
+        on_error: str = "raise",
+        worker_init: Callable[[], Any] | None = None,
+        host: str = "process",
+    ) -> None:
+        self._host: Host | None = None
+        self._iterator: weakref.ref[BatchIterator] | None = None
+        self._closed = False
+        if shuffle is not None:
+            raise options.not_yet("Loader(shuffle=)", expected="None", got=shuffle)
+        if preprocess_batch_size != 1:
+            raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
+        if on_error != "raise":
+            raise options.not_yet("Loader(on_error=)", expected="'raise'", got=on_error)
+        options.parse_bytes("Loader(memory_limit=)", memory_limit)
+        options.check_int("Loader(seed=)", seed, at_least=0, do="pass a non-negative seed")
+        if epochs is not None:
+            options.check_int("Loader(epochs=)", epochs, at_least=1, do="pass a number of epochs, or None to run without end")
+        self._epochs = epochs
+        self._pool, num_workers = _workers(pool, workers)
+        self._host_kind = options.check_choice("Loader(host=)", host, ("process", "thread"))
+        self._preprocess = Preprocess(
+            function=_function("Loader(preprocess=)", preprocess),
+            batched=bool(batched),
+            worker_init=_function("Loader(worker_init=)", worker_init),
+            seed=seed,
+        )
+        lane_map = options.lane_map(lanes, mesh if mesh is not None else Mesh.from_env())
+        options.check_choice("Loader(end=)", end, ("drop", "pad"))
+        if end == "pad" and lane_map.num_lanes > 1:
+            raise options.not_yet("Loader(end=)", expected="'drop' with several lanes", got=end)
+        batching = _batching(batch)
+        collator = options.check_callable(
+            "Loader(collate=)",
+            collate,
+            expected="a collator: a callable from a list of samples to a dict of arrays",
+            do="pass one, e.g. collate=PretrainCollator(); there is no default, since a wrong one would be a silent bug",
+        )
+        resolved = resolve_source(source)
+        self._plan = Plan(
+            source=resolved,
+            preprocess=self._pack_preprocess(),
+            batching=batching,
+            collate=collator,
+            lanes=lane_map,
+            seed=seed,
+            pool=self._pool,
+            num_workers=num_workers,
+            buffer_size=_buffer_size(buffer_size),
+            prefetch_batches=options.check_int("Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"),
+            end=end,
+            fingerprint=self._fingerprint(resolved, batching, collator, seed, end),
+        )
+        if self._pool != "inline" and self._host_kind == "process":
+            self._check_movable()
+        self._engine_stats: dict[str, Any] = {}
+        self._bridge_stats: dict[str, Any] = {}
+        self._resumed = False
+        self._state = self._delivered = self._fresh(epoch=0)
+
+    # Iterating
+
+    def __iter__(self) -> BatchIterator:
+        """Start a pass; earlier iterators of this loader end."""
+        return self._start()
+
+    def __aiter__(self) -> BatchIterator:
+        """Start a pass; earlier iterators of this loader end."""
+        return self._start()
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches of a pass, where it is known without reading."""
+        raise TypeError("len(loader): expected a source and batching that tell the number of micro-batches, got ones that do not; count steps instead.")
+
+    @property
+    def num_lanes(self) -> int:
+        """Return the number of lanes, over all ranks."""
+        return self._plan.lanes.num_lanes
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the next record."""
+        return int(self._state["source"]["epoch"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that the next pass starts with. A loaded state that stands in that epoch is kept.
+
+        Raises:
+            ConfigError: An iterator is live.
+        """
+        options.check_int("Loader.set_epoch", epoch, at_least=0, do="count epochs from 0")
+        self._refuse_live("set_epoch")
+        if epoch != self.epoch:
+            self._state = self._delivered = self._fresh(epoch)
+            self._resumed = False
+
+    # State
+
+    def state_dict(self, after: Batch | None = None) -> Json:
+        """Return the state as of the last delivered batch, or as of `after`: any batch still held.
+
+        Delivered is not trained: a trainer that prefetches saves `state_dict(after=last_trained_batch)`. The state is
+        JSON-compatible; loaded into a new loader it gives the next batch onward bit for bit.
+        """
+        if after is not None:
+            return after.state()
+        iterator = self._live()
+        return self._delivered if iterator is None else iterator.state()
+
+    def load_state_dict(self, state: Json, *, accept: Collection[str] = ()) -> None:
+        """Load a state; it applies to the next loop.
+
+        Args:
+            state: What `state_dict` returned, maybe through JSON.
+            accept: Names of entries of the fingerprint that may differ, e.g. ("preprocess",).
+
+        Raises:
+            ResumeError: The state belongs to another configuration; lists each difference.
+            ConfigError: An iterator is live and would not notice.
+        """
+        self._refuse_live("load_state_dict")
+        check_state(state, self._fresh(epoch=0), accept=accept)
+        self._state = self._delivered = {**state, "fingerprint": self._plan.fingerprint}
+        self._resumed = True
+
+    # The rest of the public surface
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts, work and waiting time per stage, in-flight numbers with their peak, and what became of the records."""
+        if self._host is not None:
+            self._engine_stats = self._host.stats()
+        iterator = self._live()
+        if iterator is not None:
+            self._bridge_stats = iterator.stats()
+        state = self.state_dict()
+        totals: dict[str, int] = {}
+        for lane in state["lanes"].values():
+            for name, number in lane["counts"].items():
+                totals[name] = totals.get(name, 0) + number
+        return {**self._engine_stats, **self._bridge_stats, "records": totals}
+
+    def as_iterable_dataset(self) -> LoaderDataset:
+        """Return a `torch.utils.data.IterableDataset` of this loader's batches, for `DataLoader(dataset, batch_size=None)`."""
+        from aioloader.bridge.dataset import LoaderDataset
+
+        return LoaderDataset(self)
+
+    def close(self) -> None:
+        """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
+        self._closed = True
+        self._shut_down()
+
+    def __enter__(self) -> Loader:
+        """Return the loader; leaving the block closes it."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the loader."""
+        self.close()
+
+    async def __aenter__(self) -> Loader:
+        """Return the loader; leaving the block closes it."""
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the loader."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return the loader's place and shape."""
+        plan = self._plan
+        return (
+            f"<Loader epoch {self.epoch}, {plan.batching}, lanes {list(plan.lanes.served)} of {plan.lanes.num_lanes}, "
+            f"{plan.num_workers} {plan.pool} workers, {'closed' if self._closed else 'idle' if self._live() is None else 'running'}>"
+        )
+
+    # Behind the surface
+
+    def _start(self) -> BatchIterator:
+        from aioloader.bridge.iterator import BatchIterator, InlineFeed
+
+        if self._closed:
+            raise ClosedError("Loader: expected an open loader, got one that was closed; make a new one.")
+        iterator = self._live()
+        if iterator is not None:
+            iterator.close(ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that."))
+        run = Run(state=self._state, end_epoch=self._end_epoch(), resumed=self._resumed)
+        if self._pool == "inline":
+            feed: InlineFeed | Host = InlineFeed(self._plan, run, self._preprocess)
+        else:
+            feed = self._running_host()
+            feed.run(run)
+        iterator = BatchIterator(feed, self._state, on_end=self._passed, on_leave=self._left)
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def _end_epoch(self) -> int | None:
+        """Return the epoch before which the next pass ends; a loaded state says where the interrupted one would have ended."""
+        if self._epochs is None:
+            return None
+        saved = self._state["end_epoch"] if self._resumed else None
+        return int(saved) if saved is not None else self.epoch + self._epochs
+
+    def _running_host(self) -> Host:
+        from aioloader.engine.host import Host
+
+        if self._host is None:
+            self._host = Host(self._plan, self._host_kind)
+            self._finalizer = weakref.finalize(self, self._host.close)
+        return self._host
+
+    def _passed(self, iterator: BatchIterator, state: Json) -> None:
+        """Note that a pass came to its end."""
+        self._bridge_stats = iterator.stats()
+        self._state = self._delivered = state
+        self._resumed = False
+        self._iterator = None
+
+    def _left(self, iterator: BatchIterator) -> None:
+        """Note that a pass was left before its end: what it started ends with it."""
+        self._bridge_stats = iterator.stats()
+        self._delivered = iterator.state()
+        self._iterator = None
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        iterator = self._live()
+        if iterator is not None:
+            iterator.close(ClosedError("iterator: expected an open loader, got one that was closed; make a new one."))
+        if self._host is not None:
+            host, self._host = self._host, None
+            self._finalizer.detach()
+            host.close()
+
+    def _live(self) -> BatchIterator | None:
+        return None if self._iterator is None else self._iterator()
+
+    def _refuse_live(self, where: str) -> None:
+        if self._live() is not None:
+            raise ConfigError(
+                f"Loader.{where}", expected="no live iterator", got="one that would not notice", do="call it before the loop, or close the iterator first"
+            )
+
+    def _fresh(self, epoch: int) -> Json:
+        plan = self._plan
+        return fresh_state(plan.fingerprint, plan.lanes, fresh_rank_state(plan.batching, plan.lanes, epoch), epoch)
+
+    def _fingerprint(self, source: Source, batching: Batching, collate: Callable[..., Any], seed: int, end: str) -> dict[str, Json]:
+        return {
+            "source": object_fingerprint(source),
+            "preprocess": function_fingerprint(self._preprocess.function),
+            "batched": self._preprocess.batched,
+            "batch": object_fingerprint(batching),
+            "collate": object_fingerprint(collate),
+            "seed": seed,
+            "end": end,
+        }
+
+    def _pack_preprocess(self) -> bytes:
+        if self._pool == "inline":
+            return b""
+        for name, value in (("preprocess", self._preprocess.function), ("worker_init", self._preprocess.worker_init)):
+            pack_argument(f"Loader({name}=)", value, do="open files, locks and connections inside the function or in worker_init, or use workers=0")
+        return dumps(self._preprocess)
+
+    def _check_movable(self) -> None:
+        do = "use host='thread' for a source that lives in this process, such as a generator"
+        pack_argument("Loader(source)", self._plan.source, do=do)
+        pack_argument("Loader(collate=)", self._plan.collate, do="use a function or an object without locks and open files, or host='thread'")
+        pack_argument("Loader(batch=)", self._plan.batching, do="use plain options, or host='thread'")
+
+
+def _workers(pool: str, workers: int | None) -> tuple[str, int]:
+    options.check_choice("Loader(pool=)", pool, ("process", "thread", "inline"))
+    if workers is not None:
+        options.check_int("Loader(workers=)", workers, at_least=0, do="use 0 to run inline, or leave it out for one per CPU")
+    if pool == "inline" or workers == 0:
+        return "inline", 0
+    return pool, options.default_workers() if workers is None else workers
+
+
+def _function(where: str, function: Any) -> Callable[..., Any] | None:
+    if function is None:
+        return None
+    return options.check_callable(where, function, expected="a function, or None", do="pass a function, lambda or callable object")
+
+
+def _batching(batch: Any) -> Batching:
+    if not (hasattr(batch, "start") and hasattr(batch, "fingerprint")):
+        raise ConfigError(
+            "Loader(batch=)", expected="a batching strategy", got=repr(batch), do="pass one, e.g. batch=FixedBatch(32) or batch=Pack(4096, rows=4)"
+        )
+    batching: Batching = batch
+    return batching
+
+
+def _buffer_size(buffer_size: Any) -> int:
+    if buffer_size is None:
+        return _DEFAULT_BUFFER
+    return options.check_int("Loader(buffer_size=)", buffer_size, at_least=1, do="allow at least one record in flight, or leave it out")

@@ -1,0 +1,1 @@
+"""Where preprocessing runs: inline, in threads, in processes. All give the same results."""

@@ -1,0 +1,53 @@
+"""What travels between the engine and a pool: chunks of records out, blocks of samples back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aioloader.protocols import Record, RecordId, Sample
+
+__all__ = ["Block", "Chunk", "Failure", "Outcome"]
+
+
+class Chunk(NamedTuple):
+    """Records to preprocess together. How records are cut into chunks never changes a result.
+
+    `epoch` and `ids` seed the random number generators of each record.
+    """
+
+    epoch: int
+    records: Sequence[Record]
+    ids: Sequence[RecordId]
+
+
+class Failure(NamedTuple):
+    """An exception on its way to the trainer: the object where it can be moved, its text in any case."""
+
+    kind: str
+    message: str
+    traceback: str
+    error: BaseException | None
+
+
+class Outcome(NamedTuple):
+    """What a chunk became, in record order, up to the first record that failed.
+
+    `counts` holds the number of samples of each record that was done (0: filtered), or None when each gave exactly one.
+    """
+
+    num_done: int
+    counts: Sequence[int] | None
+    samples: Sequence[Sample]
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An outcome with what it cost: `service_s` seconds in the worker named `worker`, `nbytes` on the way back."""
+
+    outcome: Outcome
+    worker: str
+    service_s: float
+    nbytes: int = 0

@@ -1,0 +1,120 @@
+"""Runs the user's function on the records of a chunk: the one place where preprocessing happens, whatever the pool."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aioloader.pools.chunk import Chunk, Failure, Outcome
+from aioloader.pools.rng import Seeding
+from aioloader.protocols import Record, Sample
+
+__all__ = ["Preprocess", "Runner", "describe_failure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """The user's preprocessing, as it travels to workers.
+
+    Attributes:
+        function: record -> sample, list of samples or None; None passes records through.
+        batched: The function maps a dict of lists to a dict of lists; it is called with batches of one record.
+        worker_init: Called once per worker; what it returns becomes the function's second argument.
+        seed: Seed of the run, for the random numbers of each record.
+    """
+
+    function: Callable[..., Any] | None
+    batched: bool = False
+    worker_init: Callable[[], Any] | None = None
+    seed: int = 0
+
+
+class Runner:
+    """A worker's copy of the preprocessing."""
+
+    def __init__(self, preprocess: Preprocess, seeding: Seeding) -> None:
+        self._preprocess = preprocess
+        self._seeding = seeding
+        self._call: Callable[[Record], Any] | None = None
+
+    def run(self, chunk: Chunk) -> Outcome:
+        """Preprocess records in order until one fails; whatever the function raises is part of the outcome."""
+        if self._preprocess.function is None:
+            return Outcome(len(chunk.records), None, chunk.records, None)
+        counts: list[int] = []
+        samples: list[Sample] = []
+        begin, end, epoch = self._seeding.begin, self._seeding.end, chunk.epoch
+        for record, record_id in zip(chunk.records, chunk.ids, strict=True):
+            begin(epoch, record_id)
+            try:
+                made = _samples_of(self._bound()(record))
+            except BaseException as error:  # noqa: BLE001 - a foreign function may raise anything; it is delivered in its place
+                return Outcome(len(counts), counts, samples, describe_failure(error))
+            finally:
+                end()
+            counts.append(len(made))
+            samples.extend(made)
+        uniform = len(samples) == len(counts) and counts.count(1) == len(counts)
+        return Outcome(len(counts), None if uniform else counts, samples, None)
+
+    def _bound(self) -> Callable[[Record], Any]:
+        """Return the function of one record; the worker's own object is made at the first record, where its failure has a place."""
+        if self._call is None:
+            self._call = _bind(self._preprocess)
+        return self._call
+
+
+def _bind(preprocess: Preprocess) -> Callable[[Record], Any]:
+    function = preprocess.function
+    assert function is not None
+    if preprocess.worker_init is not None:
+        call = _with_argument(function, preprocess.worker_init())
+    else:
+        call = function
+    return _batch_of_one(call) if preprocess.batched else call
+
+
+def _with_argument(function: Callable[..., Any], argument: Any) -> Callable[[Record], Any]:
+    return lambda record: function(record, argument)
+
+
+def _batch_of_one(function: Callable[[dict[str, list[Any]]], Any]) -> Callable[[Record], list[Sample]]:
+    def call(record: Record) -> list[Sample]:
+        if not isinstance(record, Mapping):
+            raise TypeError(f"preprocess(batched=True): expected records that are mappings, got {type(record).__name__}; use batched=False.")
+        return list(_rows(function({name: [value] for name, value in record.items()})))
+
+    return call
+
+
+def _rows(columns: Mapping[str, Sequence[Any]] | None) -> Iterator[dict[str, Any]]:
+    """Cut a dict of columns into samples; nothing, no column or empty columns mean that the record is filtered."""
+    if not columns:
+        return
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise ValueError(f"preprocess(batched=True): expected columns of equal length, got {listed}; return one value per sample in each column.")
+    names = list(columns)
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _samples_of(result: Any) -> Sequence[Sample]:
+    """Return what one result stands for: None is no sample, a list is its elements, anything else is one sample."""
+    if result is None:
+        return ()
+    if type(result) is list:
+        return result
+    return (result,)
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return an exception as plain data, without the frames of this module."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return Failure(type(error).__qualname__, str(error), text, error)

@@ -1,0 +1,65 @@
+"""A pool of threads in the engine's host, for functions that release the GIL (fast tokenizers, image decoders, NumPy)."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aioloader.pools.chunk import Block, Chunk
+from aioloader.pools.rng import NamedSeeding
+from aioloader.pools.runner import Preprocess, Runner
+from aioloader.runtime.threads import CallThread
+
+__all__ = ["ThreadPool"]
+
+_JOIN_TIMEOUT_S = 1.0
+
+
+class ThreadPool:
+    """Runs chunks in `num_workers` threads. Each has a copy of its own of the function and of what `worker_init` makes.
+
+    The global random generators are shared by all threads and not seeded; draw from `record_rng()` instead.
+    """
+
+    def __init__(self, num_workers: int, preprocess: bytes) -> None:
+        self.num_workers = num_workers
+        self.capacity = num_workers
+        self._preprocess = preprocess
+        self._threads: list[CallThread] = []
+        self._idle: list[tuple[int, CallThread, Runner]] = []
+        self._room = anyio.Semaphore(num_workers)
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Start the threads."""
+        for number in range(self.num_workers):
+            thread = CallThread(f"aioloader-t{number}")
+            self._threads.append(thread)
+            preprocess: Preprocess = await thread.call(pickle.loads, self._preprocess)
+            self._idle.append((number, thread, Runner(preprocess, NamedSeeding(preprocess.seed))))
+
+    async def run(self, chunk: Chunk) -> Block:
+        """Preprocess a chunk. A cancelled caller leaves it running; its block is thrown away."""
+        async with self._room:
+            number, thread, runner = self._idle.pop()
+            started = time.perf_counter()
+            try:
+                outcome = await thread.call(runner.run, chunk)
+            finally:
+                self._idle.append((number, thread, runner))
+        return Block(outcome, f"{number} (thread)", time.perf_counter() - started)
+
+    @property
+    def pids(self) -> list[int]:
+        """Return no process ids: threads have none."""
+        return []
+
+    async def aclose(self) -> None:
+        """Stop the threads; one that is inside a call of the user's function is a daemon and is left to finish it."""
+        for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
+            await anyio.sleep(0)
+            thread.join(_JOIN_TIMEOUT_S)

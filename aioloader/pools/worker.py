@@ -1,0 +1,133 @@
+"""A worker process: receives chunks over its wire, runs them, answers with blocks. The engine's side is `processes.py`.
+
+Small blocks travel in the message. Larger ones are written once into a segment of shared memory that this worker owns and
+reuses when the engine has returned it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aioloader.pools.chunk import Chunk, Failure, Outcome
+from aioloader.pools.rng import LazySeeding
+from aioloader.pools.runner import Preprocess, Runner, describe_failure
+from aioloader.pools.transport import Encoded, decode, encode, write
+from aioloader.runtime.segments import Arena
+from aioloader.runtime.wire import Frame, Wire, WireClosedError
+
+__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "RELEASE", "main"]
+
+CHUNK, RELEASE = 1, 2  # from the engine
+BLOCK = 11  # from the worker
+
+INLINE_BYTES = 1 << 16  # below this a copy through the socket is cheaper than a segment's bookkeeping
+
+
+def main(payload: bytes, descriptors: Sequence[int], prepared: Preprocess) -> None:
+    """Entry of a worker process: `descriptors` is its socket, `prepared` was unpickled by the zygote."""
+    seeding = LazySeeding(prepared.seed)
+    seeding.install()
+    _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(prepared, seeding)).serve()
+
+
+class _Worker:
+    def __init__(self, wire: Wire, runner: Runner) -> None:
+        self._wire = wire
+        self._runner = runner
+        self._arena = Arena()
+        self._queued: deque[Frame] = deque()
+
+    def serve(self) -> None:
+        try:
+            while True:
+                if not self._queued:
+                    self._take(self._wire.receive())
+                while self._queued:
+                    self._answer(self._queued.popleft())
+        except WireClosedError:
+            self._arena.close()
+
+    def _take(self, frame: Frame | None) -> None:
+        if frame is None:
+            return
+        if frame.kind == CHUNK:
+            self._queued.append(frame)
+        else:
+            for number in pickle.loads(frame.meta):
+                self._arena.give_back(number)
+
+    def _answer(self, frame: Frame) -> None:
+        number, epoch, ids, sizes = pickle.loads(frame.meta)
+        started = time.perf_counter()
+        outcome = self._run(epoch, ids, sizes, frame)
+        service_s = time.perf_counter() - started
+        outcome, encoded = _encode(outcome)
+        self._send(number, outcome, encoded, service_s)
+
+    def _run(self, epoch: int, ids: Any, sizes: Any, frame: Frame) -> Outcome:
+        try:
+            records = decode(sizes, frame.body)
+        except BaseException as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
+            return Outcome(0, [], [], describe_failure(error))
+        return self._runner.run(Chunk(epoch, records, ids))
+
+    def _send(self, number: int, outcome: Outcome, encoded: Encoded, service_s: float) -> None:
+        counts, failure = outcome.counts, outcome.failure
+        if encoded.nbytes <= INLINE_BYTES:
+            memory = memoryview(bytearray(encoded.nbytes))
+            write(encoded, memory)
+            meta = pickle.dumps((number, outcome.num_done, counts, failure, service_s, encoded.sizes, None, self._retired()))
+            self._wire.send(BLOCK, meta, [memory])
+            return
+        while (waiting := self._wire.try_receive()) is not None:  # returned segments wait behind the queued chunk
+            self._take(waiting)
+        segment = self._arena.take(encoded.nbytes)
+        write(encoded, segment.memory)
+        descriptors = [] if segment.announced else [segment.descriptor]
+        where = (segment.number, segment.nbytes, encoded.nbytes)
+        meta = pickle.dumps((number, outcome.num_done, counts, failure, service_s, encoded.sizes, where, self._retired()))
+        self._wire.send(BLOCK, meta, descriptors=descriptors)
+        segment.announced = True
+
+    def _retired(self) -> list[int]:
+        retired, self._arena.retired = self._arena.retired, []
+        return retired
+
+
+def _encode(outcome: Outcome) -> tuple[Outcome, Encoded]:
+    """Encode the samples and make the failure movable. A sample that cannot be moved fails its record, in its place."""
+    try:
+        return outcome._replace(failure=_movable(outcome.failure)), encode(outcome.samples)
+    except BaseException:  # noqa: BLE001 - found below, record by record
+        pass
+    samples = list(outcome.samples)
+    counts = [1] * outcome.num_done if outcome.counts is None else list(outcome.counts)
+    kept, at = 0, 0
+    for count in counts:
+        try:
+            encode(samples[at : at + count])
+        except BaseException as error:  # noqa: BLE001 - a foreign __reduce__ may raise anything
+            failure = _movable(describe_failure(error))
+            cut = Outcome(kept, counts[:kept], samples[:at], failure)
+            return cut, encode(cut.samples)
+        kept, at = kept + 1, at + count
+    raise RuntimeError("samples could not be encoded together but could one by one")
+
+
+def _movable(failure: Failure | None) -> Failure | None:
+    """Drop the exception object if it does not survive pickling; its text is kept in any case."""
+    if failure is None or failure.error is None:
+        return failure
+    try:
+        copy = pickle.loads(pickle.dumps(failure.error))
+        survives = type(copy) is type(failure.error) and str(copy) == str(failure.error)
+    except BaseException:  # noqa: BLE001 - exceptions with several required arguments fail in many ways
+        survives = False
+    return failure if survives else failure._replace(error=None)
+
+

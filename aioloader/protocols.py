@@ -1,0 +1,197 @@
+"""The contracts between layers: what a source, a batching strategy and a collator must offer.
+
+    Source.open(epoch, cursor) -> Reader.read(n) -> Span of records      (sources/)
+    Batching.start() -> Batcher.push(Item) -> Group of items             (batching/)
+    Collator(list of samples) -> dict of arrays                          (collate/)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+__all__ = [
+    "AsyncReader",
+    "Batcher",
+    "Batching",
+    "Collator",
+    "Cursor",
+    "Group",
+    "Item",
+    "Json",
+    "PackedRow",
+    "Reader",
+    "Record",
+    "RecordId",
+    "Ref",
+    "Sample",
+    "Source",
+    "Span",
+]
+
+Json: TypeAlias = Any
+"""Anything that survives `json.loads(json.dumps(x))` unchanged."""
+
+Record: TypeAlias = Any
+"""What a source yields; `None` inside a record is a legal value."""
+
+Sample: TypeAlias = Any
+"""What preprocessing makes of a record."""
+
+Cursor: TypeAlias = Json
+"""Where a source stands; opaque to all but that source."""
+
+RecordId: TypeAlias = tuple[str, int]
+"""(shard, row): names a record for as long as the data do not change, on every topology."""
+
+Ref: TypeAlias = tuple[int, int]
+"""(seq, sub): the `sub`-th sample made of the record with sequence number `seq` of a lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive records of a source with their ids; `len(records) == len(ids) >= 1`."""
+
+    records: Sequence[Record]
+    ids: Sequence[RecordId]
+
+
+class Reader(Protocol):
+    """Reads a source from one place on, blocking. Always used from one and the same thread."""
+
+    def read(self, max_records: int) -> Span | None:
+        """Return the next 1 to `max_records` records, or None at the end.
+
+        A reader that has to wait for more may return fewer. If the upstream fails after some records, those are returned
+        first and the failure is raised by the next call.
+        """
+
+    def cursor(self) -> Cursor | None:
+        """Return the cursor of the next record, or None if this source can only start from the beginning."""
+
+    def close(self) -> None:
+        """Release files and iterators; safe to call twice."""
+
+
+class AsyncReader(Protocol):
+    """The same as `Reader` for upstreams that are asynchronous; used inside the engine's event loop."""
+
+    async def read(self, max_records: int) -> Span | None:
+        """See `Reader.read`."""
+
+    def cursor(self) -> Cursor | None:
+        """See `Reader.cursor`."""
+
+    async def aclose(self) -> None:
+        """Release files and iterators; safe to call twice."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A stream of records with a stable order, that can be opened at a cursor."""
+
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Return what identifies the data (names, sizes, ...), small and JSON-compatible."""
+
+    def open(self, epoch: int, cursor: Cursor | None) -> Reader | AsyncReader:
+        """Return a reader for one pass over the data, from `cursor` on or from the beginning.
+
+        Raises:
+            ResumeError: The cursor does not belong to this source.
+        """
+
+
+class Item(NamedTuple):
+    """One sample on its way into a micro-batch, with its provenance."""
+
+    sample: Sample
+    seq: int
+    sub: int
+    record: RecordId
+
+    @property
+    def ref(self) -> Ref:
+        """Return the sample's name inside its lane."""
+        return (self.seq, self.sub)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The samples of one micro-batch, in order, before collation.
+
+    Attributes:
+        samples: What the collator gets.
+        items: The items that the samples were made of; for packed rows an item can appear in several groups.
+        complete: False for a last group that is not full; `end="drop"` drops it.
+    """
+
+    samples: Sequence[Sample]
+    items: Sequence[Item]
+    complete: bool = True
+
+
+class Batcher(Protocol):
+    """Groups the samples of one lane. Pure: the groups depend on the pushed items only.
+
+    `push`, `ready` and `finish` form groups lazily: between two groups, `state()` is the state as of the group just yielded.
+    """
+
+    def push(self, item: Item) -> Iterator[Group]:
+        """Take one item and yield the groups that it completes, in order."""
+
+    def ready(self) -> Iterator[Group]:
+        """Yield the groups that are complete without another item: after `restore`, the rest of an interrupted `push`."""
+
+    def finish(self) -> Iterator[Group]:
+        """Yield what is left at the end of an epoch (`complete=False` where not full) and start afresh."""
+
+    def counters(self) -> dict[str, int]:
+        """Return how many samples and tokens were left out since the start of the run, by reason; part of `state`."""
+
+    def state(self) -> Json:
+        """Return the buffer by reference (seq, sub numbers and offsets, never samples); constant shape."""
+
+    def refs(self, state: Json) -> Iterable[Ref]:
+        """Return the refs of all items that `restore` needs for this state."""
+
+    def restore(self, state: Json, items: Mapping[Ref, Item]) -> None:
+        """Take over `state`; `items` holds every item named by `refs(state)`, made again from its record."""
+
+
+class Batching(Protocol):
+    """The frozen options of a batching strategy, checked once when they are made."""
+
+    def start(self) -> Batcher:
+        """Return a fresh batcher for one lane."""
+
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Return the options that decide the groups, small and JSON-compatible."""
+
+
+class Collator(Protocol):
+    """Any callable from a list of samples to a dict of arrays or tensors.
+
+    The loader counts real tokens and padding by the first of these fields that a batch has: `attention_mask` (nonzero = real),
+    `document_ids` (negative = padding), `input_ids` (all real).
+    """
+
+    def __call__(self, samples: list[Any], /) -> Mapping[str, Any]:
+        """Return the micro-batch, one array per field."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One fixed-length row of documents, as made by packing and consumed by packing-aware collators.
+
+    Attributes:
+        pieces: The document pieces in order, each a mapping with `input_ids` and the other per-token fields.
+        starts: For each piece, the token offset inside its document (0 for a document's first piece).
+        length: Tokens in the row, padding not counted.
+        seq_len: Tokens the row has room for.
+    """
+
+    pieces: Sequence[Mapping[str, Any]]
+    starts: Sequence[int]
+    length: int
+    seq_len: int

@@ -1,0 +1,1 @@
+"""What the engine stands on: messages between processes, shared memory, the fork server, the in-flight budget."""

@@ -1,0 +1,197 @@
+"""The trainer's and the engine's side of the zygote: start it, fork children from it, hear of their exits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aioloader.errors import HostError
+from aioloader.runtime import zygote
+from aioloader.runtime.wire import Frame, Wire, WireClosedError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["ForkClient", "ZygoteProcess", "describe_exit"]
+
+# One thread per worker: N workers with a pool of threads each only fight for the same cores.
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # glibc gives big blocks back to the system at once and faults their pages in again for the next record; keep them.
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "MALLOC_TRIM_THRESHOLD_": "536870912",
+}
+_STOP_TIMEOUT_S = 2.0
+
+
+class ZygoteProcess:
+    """A running zygote, owned by the process that made it. Dies with its owner, whatever way that ends."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603
+                [*zygote.interpreter_command("aioloader.runtime.zygote", "main"), str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        self._owner_pid = os.getpid()
+        self._wire = Wire(ours)
+        self._wire.send(0, pickle.dumps(sys.path))
+
+    @property
+    def pid(self) -> int:
+        """Return the zygote's process id."""
+        return self._process.pid
+
+    def connect(self) -> socket.socket:
+        """Return a new socket over which another process or thread may fork children (see `ForkClient`)."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._wire.send(zygote.CONNECT, descriptors=[theirs.fileno()])
+        return ours
+
+    def fork(self, entry: str, name: str, payload: bytes, descriptors: Sequence[int]) -> int:
+        """Fork a child that runs `entry` ("module:function") and return its pid; duplicates of `descriptors` go along.
+
+        Raises:
+            HostError: The zygote ended.
+        """
+        try:
+            self._wire.send(zygote.FORK, pickle.dumps((entry, name)), [payload], descriptors)
+            while (frame := self._wire.receive()) is None or frame.kind != zygote.FORKED:
+                pass
+        except WireClosedError as error:
+            raise self.death(error) from error
+        pid: int = pickle.loads(frame.meta)
+        return pid
+
+    def exit_of(self, pid: int, timeout_s: float) -> int | None:
+        """Return the exit code of a child of this handle (negative: a signal), or None if it is not known in time."""
+        with contextlib.suppress(WireClosedError):
+            while (frame := self._wire.receive(timeout_s)) is not None:
+                if frame.kind == zygote.EXITED:
+                    ended, exitcode = pickle.loads(frame.meta)
+                    if ended == pid:
+                        return int(exitcode)
+        return None
+
+    def death(self, cause: object) -> HostError:
+        """Return the error for a zygote that does not answer."""
+        code = self._process.poll()
+        how = "does not answer" if code is None else describe_exit(code)
+        return HostError(f"zygote (pid {self.pid}): expected it to run until the loader closes, but it {how} ({cause}); see its output above.")
+
+    def close(self) -> None:
+        """Kill all children and the zygote and wait for them; safe to call twice. A forked copy of the owner only lets go."""
+        self._wire.close()
+        if self._owner_pid != os.getpid():
+            return
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> ZygoteProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class ForkClient:
+    """Forks children through a socket from `ZygoteProcess.connect`, inside an event loop.
+
+    `run` must be running in a task of the owner's task group; it ends when the zygote does.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._wire = Wire(sock)
+        self._lock = anyio.Lock()
+        self._answer: Frame | None = None
+        self._answered = anyio.Event()
+        self._exits: dict[int, int] = {}
+        self._exited: dict[int, anyio.Event] = {}
+        self._closed = False
+
+    async def run(self) -> None:
+        """Receive answers and exits until the zygote ends."""
+        try:
+            while True:
+                frame = await self._wire.receive_async()
+                if frame.kind == zygote.EXITED:
+                    pid, exitcode = pickle.loads(frame.meta)
+                    self._exits[pid] = exitcode
+                    self._exited.setdefault(pid, anyio.Event()).set()
+                else:
+                    self._answer = frame
+                    self._answered.set()
+        except WireClosedError:
+            self._closed = True
+            self._answered.set()
+
+    async def prepare(self, payload: bytes) -> str | None:
+        """Have the zygote unpickle what children get; return the traceback if it could not."""
+        frame = await self._ask(zygote.PREPARE, b"", [payload], [])
+        failure: str | None = pickle.loads(frame.meta)
+        return failure
+
+    async def fork(self, entry: str, name: str, payload: bytes, descriptors: Sequence[int]) -> int:
+        """Fork a child that runs `entry` and return its pid."""
+        frame = await self._ask(zygote.FORK, pickle.dumps((entry, name)), [payload], descriptors)
+        pid: int = pickle.loads(frame.meta)
+        return pid
+
+    async def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a child that has not been reaped yet; never hits a stranger that got the same pid."""
+        with contextlib.suppress(WireClosedError):
+            await self._wire.send_async(zygote.KILL, pickle.dumps((pid, number)))
+
+    async def exit_of(self, pid: int, timeout_s: float) -> int | None:
+        """Return the exit code of a child (negative: a signal), waiting at most `timeout_s` for it."""
+        with anyio.move_on_after(timeout_s):
+            await self._exited.setdefault(pid, anyio.Event()).wait()
+        return self._exits.get(pid)
+
+    def close(self) -> None:
+        """Let go; the zygote kills the children forked here."""
+        self._wire.close()
+
+    async def _ask(self, kind: int, meta: bytes, body: list[bytes], descriptors: Sequence[int]) -> Frame:
+        async with self._lock:
+            self._answered = anyio.Event()
+            self._answer = None
+            with contextlib.suppress(WireClosedError):
+                await self._wire.send_async(kind, meta, body, descriptors)
+                await self._answered.wait()
+            if self._answer is None:
+                raise HostError("zygote: expected an answer, but it ended; see its output above.")
+            return self._answer
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Return an exit code in words: "was killed by SIGKILL", "left with exit code 0"."""
+    if exitcode is None:
+        return "ended in a way that was not reported"
+    if exitcode < 0:
+        try:
+            return f"was killed by {signal.Signals(-exitcode).name}"
+        except ValueError:
+            return f"was killed by signal {-exitcode}"
+    return f"left with exit code {exitcode}"

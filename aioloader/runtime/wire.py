@@ -1,0 +1,245 @@
+"""Framed messages with file descriptors over a Unix stream socket, for blocking and for asynchronous callers.
+
+    frame = header (kind, descriptors, meta bytes, body bytes) + meta + body
+
+`try_receive` and `try_send` never wait: they hold all decisions. The blocking and the asynchronous methods around them only
+wait for the descriptor, so that one state machine serves workers (blocking), the engine (anyio) and the trainer (both).
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import anyio
+
+__all__ = ["Frame", "Wire", "WireClosedError"]
+
+_HEADER = struct.Struct("<BBxxIQ")
+_BUFFER_BYTES = 1 << 18
+_MAX_DESCRIPTORS = 16
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
+_MAX_PARTS = 256  # the kernel takes at most 1024 buffers in one sendmsg
+
+Buffer = bytes | bytearray | memoryview
+
+
+class WireClosedError(Exception):
+    """The other end is gone."""
+
+
+class Frame(NamedTuple):
+    """One message: what `kind` means is for the two ends to agree on; `descriptors` belong to the receiver."""
+
+    kind: int
+    meta: bytearray
+    body: memoryview
+    descriptors: tuple[int, ...]
+
+
+class Wire:
+    """One end of a socket pair. Several tasks may send, one at a time receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._descriptors: deque[int] = deque()
+        self._large: _LargeFrame | None = None
+        self._send_lock: anyio.Lock | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on, -1 when closed."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Close the socket and any descriptor that was received and never claimed; safe to call twice."""
+        self._sock.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    # Receiving
+
+    def try_receive(self) -> Frame | None:
+        """Return the next frame, or None when it has not arrived in whole.
+
+        Raises:
+            WireClosedError: The other end closed and no whole frame is left.
+        """
+        while True:
+            frame = self._parse()
+            if frame is not None:
+                return frame
+            try:
+                received = self._fill()
+            except (BlockingIOError, InterruptedError):
+                return None
+            except OSError as error:
+                raise WireClosedError(str(error)) from error
+            if received == 0:
+                raise WireClosedError("the other end closed")
+
+    def receive(self, timeout_s: float | None = None) -> Frame | None:
+        """Return the next frame, waiting for it; None after `timeout_s`. Raises as `try_receive`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (frame := self.try_receive()) is None:
+            if not _wait(self._sock, select.POLLIN, deadline):
+                return None
+        return frame
+
+    async def receive_async(self) -> Frame:
+        """Return the next frame, waiting for it in the event loop. Cancelling loses nothing. Raises as `try_receive`."""
+        while (frame := self.try_receive()) is None:
+            await anyio.wait_readable(self._sock)
+        return frame
+
+    def _parse(self) -> Frame | None:
+        if self._large is not None:
+            if self._large.missing:
+                return None
+            large, self._large = self._large, None
+            return large.frame(self._claim(large.num_descriptors))
+        available = self._end - self._start
+        if available < _HEADER.size:
+            return None
+        kind, num_descriptors, meta_bytes, body_bytes = _HEADER.unpack_from(self._buffer, self._start)
+        needed = _HEADER.size + meta_bytes + body_bytes
+        if available < needed:
+            if needed > _BUFFER_BYTES // 2:
+                self._start_large(kind, num_descriptors, meta_bytes, body_bytes)
+            return None
+        at = self._start + _HEADER.size
+        meta = self._buffer[at : at + meta_bytes]
+        body = memoryview(self._buffer[at + meta_bytes : at + meta_bytes + body_bytes])
+        self._start += needed
+        if self._start == self._end:
+            self._start = self._end = 0
+        return Frame(kind, meta, body, self._claim(num_descriptors))
+
+    def _start_large(self, kind: int, num_descriptors: int, meta_bytes: int, body_bytes: int) -> None:
+        """Receive the rest of a frame that does not fit the buffer straight into memory of its own."""
+        large = _LargeFrame(kind, num_descriptors, meta_bytes, body_bytes)
+        have = self._view[self._start + _HEADER.size : self._end]
+        large.put(have)
+        self._start = self._end = 0
+        self._large = large
+
+    def _fill(self) -> int:
+        if self._large is not None:
+            received = self._sock.recv_into(self._large.rest())
+            self._large.filled += received
+            return received
+        if self._end == _BUFFER_BYTES or (self._start and self._end > _BUFFER_BYTES // 2):
+            rest = bytes(self._view[self._start : self._end])
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        received, ancillary, _, _ = self._sock.recvmsg_into([self._view[self._end :]], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self._descriptors.extend(numbers)
+        self._end += received
+        return received
+
+    def _claim(self, count: int) -> tuple[int, ...]:
+        return tuple(self._descriptors.popleft() for _ in range(count))
+
+    # Sending
+
+    def send(self, kind: int, meta: Buffer = b"", body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> None:
+        """Send one frame, waiting for room.
+
+        Raises:
+            WireClosedError: The other end is gone.
+        """
+        outgoing = _Outgoing(kind, meta, body, descriptors)
+        while not self._try_send(outgoing):
+            _wait(self._sock, select.POLLOUT, None)
+
+    async def send_async(self, kind: int, meta: Buffer = b"", body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> None:
+        """Send one frame, waiting for room in the event loop. A frame once begun is finished even when cancelled."""
+        if self._send_lock is None:
+            self._send_lock = anyio.Lock()
+        async with self._send_lock:
+            outgoing = _Outgoing(kind, meta, body, descriptors)
+            while not self._try_send(outgoing):
+                with anyio.CancelScope(shield=outgoing.begun):  # half a frame would break the stream for good
+                    await anyio.wait_writable(self._sock)
+
+    def _try_send(self, outgoing: _Outgoing) -> bool:
+        try:
+            while outgoing.parts:
+                sent = self._sock.sendmsg(outgoing.parts[:_MAX_PARTS], outgoing.ancillary)
+                outgoing.advance(sent)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            raise WireClosedError(str(error)) from error
+        return True
+
+
+class _LargeFrame:
+    """A frame being received into memory of its own."""
+
+    def __init__(self, kind: int, num_descriptors: int, meta_bytes: int, body_bytes: int) -> None:
+        self.kind = kind
+        self.num_descriptors = num_descriptors
+        self._meta_bytes = meta_bytes
+        self._memory = memoryview(bytearray(meta_bytes + body_bytes))
+        self.filled = 0
+
+    @property
+    def missing(self) -> int:
+        return len(self._memory) - self.filled
+
+    def put(self, data: memoryview) -> None:
+        self._memory[self.filled : self.filled + len(data)] = data
+        self.filled += len(data)
+
+    def rest(self) -> memoryview:
+        return self._memory[self.filled :]
+
+    def frame(self, descriptors: tuple[int, ...]) -> Frame:
+        return Frame(self.kind, bytearray(self._memory[: self._meta_bytes]), self._memory[self._meta_bytes :], descriptors)
+
+
+class _Outgoing:
+    """A frame being sent: the parts not yet sent, and the descriptors until the first byte is."""
+
+    def __init__(self, kind: int, meta: Buffer, body: Sequence[Buffer], descriptors: Sequence[int]) -> None:
+        views = [memoryview(part).cast("B") for part in body if len(part)]
+        header = _HEADER.pack(kind, len(descriptors), len(meta), sum(len(view) for view in views))
+        self.parts: list[Buffer] = [header + meta, *views] if len(meta) < 4096 else [header, memoryview(meta), *views]
+        self.ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        self.begun = False
+
+    def advance(self, sent: int) -> None:
+        self.begun = self.begun or sent > 0
+        self.ancillary = []
+        done = 0
+        for part in self.parts:
+            if sent < len(part):
+                break
+            sent -= len(part)
+            done += 1
+        del self.parts[:done]
+        if sent:
+            self.parts[0] = memoryview(self.parts[0])[sent:]
+
+
+def _wait(sock: socket.socket, event: int, deadline: float | None) -> bool:
+    poll = select.poll()
+    poll.register(sock, event)
+    timeout_ms = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+    return bool(poll.poll(timeout_ms))

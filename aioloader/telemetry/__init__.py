@@ -1,0 +1,5 @@
+"""Numbers about a running engine."""
+
+from aioloader.telemetry.stages import Stage, Stages
+
+__all__ = ["Stage", "Stages"]

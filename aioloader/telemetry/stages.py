@@ -1,0 +1,49 @@
+"""What each stage of the engine did and how long it waited.
+
+How to read them: a stage whose `service_s` grows as fast as the clock is the bottleneck; `wait_s` of `order` is time in which
+finished work waited for the record whose turn it was; `wait_s` of `bridge` is time in which batches waited for the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Stage", "Stages"]
+
+
+@dataclass(slots=True)
+class Stage:
+    """Counters of one stage: records or samples that passed, seconds at work, seconds waiting."""
+
+    count: int = 0
+    service_s: float = 0.0
+    wait_s: float = 0.0
+
+    def add(self, count: int, service_s: float, wait_s: float = 0.0) -> None:
+        """Count work that was done."""
+        self.count += count
+        self.service_s += service_s
+        self.wait_s += max(0.0, wait_s)
+
+    def add_wait(self, wait_s: float) -> None:
+        """Count time in which the stage had nothing to do."""
+        self.wait_s += wait_s
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the counters as plain data."""
+        return {"count": self.count, "service_s": self.service_s, "wait_s": self.wait_s}
+
+
+@dataclass(slots=True)
+class Stages:
+    """The stages of one engine, in the order of the data flow. Counts: records, records, results, samples, micro-batches."""
+
+    source: Stage = field(default_factory=Stage)
+    preprocess: Stage = field(default_factory=Stage)
+    order: Stage = field(default_factory=Stage)
+    batch: Stage = field(default_factory=Stage)
+    bridge: Stage = field(default_factory=Stage)
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """Return the counters of all stages as plain data."""
+        return {name: getattr(self, name).snapshot() for name in ("source", "preprocess", "order", "batch", "bridge")}

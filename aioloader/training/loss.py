@@ -1,0 +1,40 @@
+"""The loss of a micro-batch, as a sum and a count, so that it can be averaged over the targets of the whole global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aioloader.errors import ConfigError
+
+__all__ = ["IGNORED_LABEL", "causal_lm_loss"]
+
+IGNORED_LABEL = -100
+"""Marks a position without a target; torch's and Hugging Face's default."""
+
+_INPUTS = ("input_ids", "position_ids", "attention_mask")
+
+
+def causal_lm_loss(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return the sum of the next-token losses and the number of targets, both as scalars.
+
+    Labels are not shifted: `labels[i]` is the token at `i`, predicted from the positions before it. `IGNORED_LABEL` is no target.
+
+    Args:
+        model: Called with `input_ids` and, where the batch has them, `position_ids` and `attention_mask`; returns
+            float[num_rows, seq_len, vocabulary], or an object with these as `logits`.
+        batch: Has `input_ids` and `labels`, int64[num_rows, seq_len].
+
+    Raises:
+        ConfigError: The batch has no labels.
+    """
+    if "labels" not in batch:
+        raise ConfigError("causal_lm_loss", expected="labels in the batch", got="none", do="let the collator make them, or give loss_fn")
+    output = model(**{name: batch[name] for name in _INPUTS if name in batch})
+    logits: Tensor = getattr(output, "logits", output)
+    targets: Tensor = batch["labels"][:, 1:].flatten()
+    # float32: the sum over a micro-batch of many tokens loses too much in half precision.
+    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.long(), ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss, torch.count_nonzero(targets != IGNORED_LABEL)
