@@ -140,7 +140,9 @@ class ResumeError(AioLoaderError, ValueError):
     def __init__(self, differences: Sequence[tuple[str, object, object]], *, do: str) -> None:
         self.differences = tuple(differences)
         self.do = do
-        lines = "".join(f"\n  {what}: expected {present!r} (this loader), got {saved!r} (the state)" for what, saved, present in differences)
+        lines = "".join(
+            f"\n  {what}: expected {present!r} (this loader), got {saved!r} (the state)" for what, saved, present in differences
+        )
         super().__init__(f"load_state_dict: the state does not belong to this loader:{lines}\n{do}.")
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -133,7 +133,9 @@ class Loader:
             pool=self._pool,
             num_workers=num_workers,
             buffer_size=_buffer_size(buffer_size),
-            prefetch_batches=options.check_int("Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"),
+            prefetch_batches=options.check_int(
+                "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
+            ),
             end=end,
             fingerprint=self._fingerprint(resolved, batching, collator, seed, end),
         )
@@ -153,10 +155,6 @@ class Loader:
     def __aiter__(self) -> BatchIterator:
         """Start a pass; earlier iterators of this loader end."""
         return self._start()
-
-    def __len__(self) -> int:
-        """Return the number of micro-batches of a pass, where it is known without reading."""
-        raise TypeError("len(loader): expected a source and batching that tell the number of micro-batches, got ones that do not; count steps instead.")
 
     @property
     def num_lanes(self) -> int:
@@ -269,7 +267,9 @@ class Loader:
             raise ClosedError("Loader: expected an open loader, got one that was closed; make a new one.")
         iterator = self._live()
         if iterator is not None:
-            iterator.close(ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that."))
+            iterator.close(
+                ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
+            )
         run = Run(state=self._state, end_epoch=self._end_epoch(), resumed=self._resumed)
         if self._pool == "inline":
             feed: InlineFeed | Host = InlineFeed(self._plan, run, self._preprocess)
@@ -324,7 +324,10 @@ class Loader:
     def _refuse_live(self, where: str) -> None:
         if self._live() is not None:
             raise ConfigError(
-                f"Loader.{where}", expected="no live iterator", got="one that would not notice", do="call it before the loop, or close the iterator first"
+                f"Loader.{where}",
+                expected="no live iterator",
+                got="one that would not notice",
+                do="call it before the loop, or close the iterator first",
             )
 
     def _fresh(self, epoch: int) -> Json:
@@ -346,13 +349,17 @@ class Loader:
         if self._pool == "inline":
             return b""
         for name, value in (("preprocess", self._preprocess.function), ("worker_init", self._preprocess.worker_init)):
-            pack_argument(f"Loader({name}=)", value, do="open files, locks and connections inside the function or in worker_init, or use workers=0")
+            pack_argument(
+                f"Loader({name}=)", value, do="open files, locks and connections inside the function or in worker_init, or use workers=0"
+            )
         return dumps(self._preprocess)
 
     def _check_movable(self) -> None:
         do = "use host='thread' for a source that lives in this process, such as a generator"
         pack_argument("Loader(source)", self._plan.source, do=do)
-        pack_argument("Loader(collate=)", self._plan.collate, do="use a function or an object without locks and open files, or host='thread'")
+        pack_argument(
+            "Loader(collate=)", self._plan.collate, do="use a function or an object without locks and open files, or host='thread'"
+        )
         pack_argument("Loader(batch=)", self._plan.batching, do="use plain options, or host='thread'")
 
 
@@ -374,7 +381,10 @@ def _function(where: str, function: Any) -> Callable[..., Any] | None:
 def _batching(batch: Any) -> Batching:
     if not (hasattr(batch, "start") and hasattr(batch, "fingerprint")):
         raise ConfigError(
-            "Loader(batch=)", expected="a batching strategy", got=repr(batch), do="pass one, e.g. batch=FixedBatch(32) or batch=Pack(4096, rows=4)"
+            "Loader(batch=)",
+            expected="a batching strategy",
+            got=repr(batch),
+            do="pass one, e.g. batch=FixedBatch(32) or batch=Pack(4096, rows=4)",
         )
     batching: Batching = batch
     return batching

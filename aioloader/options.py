@@ -56,7 +56,9 @@ def parse_bytes(where: str, value: Any) -> int:
             nbytes = 0
         if nbytes > 0:
             return nbytes
-    raise ConfigError(where, expected="a positive number of bytes, as an int or like '2GiB'", got=repr(value), do="give a size, e.g. '512MiB'")
+    raise ConfigError(
+        where, expected="a positive number of bytes, as an int or like '2GiB'", got=repr(value), do="give a size, e.g. '512MiB'"
+    )
 
 
 def default_workers() -> int:

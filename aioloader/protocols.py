@@ -1,8 +1,8 @@
 """The contracts between layers: what a source, a batching strategy and a collator must offer.
 
-    Source.open(epoch, cursor) -> Reader.read(n) -> Span of records      (sources/)
-    Batching.start() -> Batcher.push(Item) -> Group of items             (batching/)
-    Collator(list of samples) -> dict of arrays                          (collate/)
+Source.open(epoch, cursor) -> Reader.read(n) -> Span of records      (sources/)
+Batching.start() -> Batcher.push(Item) -> Group of items             (batching/)
+Collator(list of samples) -> dict of arrays                          (collate/)
 """
 
 from __future__ import annotations

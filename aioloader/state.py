@@ -76,7 +76,10 @@ def function_fingerprint(function: Callable[..., Any] | None) -> Json:
     if function is None:
         return None
     if isinstance(function, functools.partial):
-        return {"partial": function_fingerprint(function.func), "arguments": _digest(repr((function.args, sorted(function.keywords.items()))))}
+        return {
+            "partial": function_fingerprint(function.func),
+            "arguments": _digest(repr((function.args, sorted(function.keywords.items())))),
+        }
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType):
         return {"name": function.__qualname__, "code": _digest(_code_text(code))}
@@ -90,8 +93,7 @@ def object_fingerprint(value: Any) -> Json:
         return require_json(dict(own()), where=f"{type(value).__qualname__}.fingerprint()")
     if hasattr(value, "__code__"):
         return function_fingerprint(value)
-    call = getattr(type(value), "__call__", None)
-    code = getattr(call, "__code__", None)
+    code = getattr(type(value).__dict__.get("__call__"), "__code__", None)
     return {"name": type(value).__qualname__, "code": _digest(_code_text(code)) if isinstance(code, CodeType) else None}
 
 
@@ -104,7 +106,9 @@ def require_json(value: Any, *, where: str) -> Json:
     try:
         copy = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
-        raise ConfigError(where, expected="JSON-compatible data", got=f"{value!r} ({error})", do="return str, int, float, bool, None, list, dict") from error
+        raise ConfigError(
+            where, expected="JSON-compatible data", got=f"{value!r} ({error})", do="return str, int, float, bool, None, list, dict"
+        ) from error
     return copy
 
 

@@ -18,7 +18,6 @@ __all__ = ["LoaderDataset"]
 
 class _Loader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
-    def __len__(self) -> int: ...
     def state_dict(self) -> Json: ...
     def load_state_dict(self, state: Json) -> None: ...
     def set_epoch(self, epoch: int) -> None: ...
@@ -48,10 +47,6 @@ class LoaderDataset(torch.utils.data.IterableDataset[Any]):
                 do="pass num_workers=0 there and workers= to Loader; each DataLoader worker would repeat all batches",
             )
         return iter(self._loader)
-
-    def __len__(self) -> int:
-        """Return the loader's number of micro-batches, where it is known."""
-        return len(self._loader)
 
     def state_dict(self) -> Json:
         """Return the loader's state as of the last delivered batch."""

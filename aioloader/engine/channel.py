@@ -1,12 +1,11 @@
 """The messages between the engine and the trainer, and how a micro-batch crosses: arrays in shared memory, the rest in a message.
 
-    trainer -> engine    RUN (start a pass), TAKEN (micro-batches delivered, segments returned), STATS
-    engine -> trainer    BATCH, END (the pass is over), ERROR (the pass failed), STATS
+trainer -> engine    RUN (start a pass), TAKEN (micro-batches delivered, segments returned), STATS
+engine -> trainer    BATCH, END (the pass is over), ERROR (the pass failed), STATS
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class Delivered:
 
     def state(self) -> Json:
         """Return the rank's state as of this micro-batch."""
-        return json.loads(self._state)
+        return pickle.loads(self._state)
 
 
 class Outbox:
@@ -96,7 +95,7 @@ class Outbox:
                 table,
                 others,
                 pickle.dumps(ready.records),
-                json.dumps(ready.state).encode(),
+                pickle.dumps(ready.state),
                 None if segment is None else (segment.number, segment.nbytes, nbytes),
                 self._retired(),
             )
@@ -105,7 +104,7 @@ class Outbox:
             await self._wire.send_async(BATCH, meta, [memory])
             return
         await self._wire.send_async(BATCH, meta, descriptors=[] if segment.announced else [segment.descriptor])
-        segment.announced = True
+        segment.announce()
 
     def take_back(self, num_taken: int, returned: list[int]) -> None:
         """Note that the trainer took micro-batches and returned segments."""
@@ -142,7 +141,8 @@ def decode_batch(frame: Frame, views: SegmentViews, on_release: Callable[[int], 
             memory = memory.copy()
     arrays = {name: TensorArray(_array(memory, dtype, shape, at), torch_dtype) for name, torch_dtype, dtype, shape, at in table}
     fields = {name: arrays[name] if name in arrays else others[name] for name in names}
-    return Delivered(fields, *head, _records=records, _state=state)
+    step, lane, epoch, num_tokens, num_padding, num_targets = head
+    return Delivered(fields, step, lane, epoch, num_tokens, num_padding, num_targets, records, state)
 
 
 def _array(memory: Any, dtype: str, shape: tuple[int, ...], at: int) -> Any:

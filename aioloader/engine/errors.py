@@ -38,11 +38,11 @@ def preprocess_error(block: Block, stamps: Stamps) -> PreprocessError:
 
 
 def with_records(error: AioLoaderError, stamps: Stamps) -> AioLoaderError:
-    """Add to a worker's death which records it held."""
+    """Add to a worker's death which records it cost."""
     if not isinstance(error, WorkerError):
         return error
     return WorkerError(
-        f"{error.message}; it held seq {stamps.seqs[0]} to {stamps.seqs[-1]}",
+        f"{error.message}; seq {stamps.seqs[0]} to {stamps.seqs[-1]} were not preprocessed",
         pid=error.pid,
         exitcode=error.exitcode,
         worker=error.worker,

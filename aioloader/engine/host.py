@@ -60,7 +60,8 @@ class Host:
             self._thread = threading.Thread(target=run_engine, args=(plan, theirs, client), name="aioloader-engine", daemon=True)
             self._thread.start()
             return
-        assert self._zygote is not None and client is not None
+        assert self._zygote is not None
+        assert client is not None
         with theirs, client:
             self._sidecar_pid = self._zygote.fork(
                 "aioloader.engine.sidecar:main", "aioloader-engine", dumps(plan), [theirs.fileno(), client.fileno()]
@@ -99,7 +100,8 @@ class Host:
 
     def taken(self) -> None:
         """Tell the engine that a micro-batch was delivered, and which shared memory is free again."""
-        returned, self._returned = self._returned, []
+        returned = self._returned[:]
+        del self._returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
         self._num_returned += len(returned)
         self._send(TAKEN, pickle.dumps((1, returned)))
 

@@ -50,7 +50,7 @@ def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
 
 def oldest_seq(batching: Batching, state: Json) -> int:
     """Return the first record that a lane in this state needs again."""
-    return min([state["seq"], *(seq for seq, _ in batching.start().refs(state["batcher"]))])
+    return min([int(state["seq"]), *(seq for seq, _ in batching.start().refs(state["batcher"]))])
 
 
 class Lane:

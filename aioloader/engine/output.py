@@ -61,9 +61,10 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
         if not isinstance(fields, Mapping):
             raise TypeError(f"collate: expected a dict of arrays or tensors, got {type(fields).__name__}; return one array per field.")
         counts = count_tokens(fields)
-    except AioLoaderError:
+        arrays = to_arrays(fields)
+    except (AioLoaderError, KeyboardInterrupt):  # Ctrl-C, with workers=0
         raise
-    except Exception as error:
+    except BaseException as error:
         first = items[0] if items else None
         raise BatchError(
             f"the collator failed on micro-batch {batch.step} of lane {batch.lane} ({len(items)} samples): {type(error).__name__}: {error}",
@@ -72,7 +73,7 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
             lane=batch.lane,
         ) from error
     return Ready(
-        fields=to_arrays(fields),
+        fields=arrays,
         step=batch.step,
         lane=batch.lane,
         epoch=batch.epoch,

@@ -8,11 +8,10 @@ All stages meet here and nowhere else. Every decision is made by the pure parts;
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,9 +24,10 @@ from aioloader.engine.output import Ready, collate
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
-from aioloader.errors import AioLoaderError, SourceError
+from aioloader.engine.reading import Reading
+from aioloader.errors import AioLoaderError
 from aioloader.pools.chunk import Block, Chunk, Outcome
-from aioloader.protocols import AsyncReader, Cursor, Json, Reader, Span
+from aioloader.protocols import Cursor, Json
 from aioloader.runtime.budget import Budget
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.threads import CallThread
@@ -93,6 +93,9 @@ class Pipeline:
         self._room = anyio.Semaphore(pool.capacity)
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()
+        self._queue = Queue()
+        self._queued = Signal()
+        self._epoch = 0
         self._next_index = 0
         self._progress = Progress(plan, run)
         self._next_epoch = Signal()
@@ -108,7 +111,8 @@ class Pipeline:
         """
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._produce, tasks)
+                tasks.start_soon(self._produce)
+                tasks.start_soon(self._offload, tasks)
                 try:
                     state = await self._assemble()
                 except AioLoaderError as error:  # raised below: a task group would wrap it
@@ -123,54 +127,65 @@ class Pipeline:
 
     # Producing
 
-    async def _produce(self, tasks: TaskGroup) -> None:
+    async def _produce(self) -> None:
         place = self._run.state["source"]
         epoch, position, cursor = place["epoch"], place["position"], place["cursor"]
         while True:
             if self._progress.may_be_last(epoch - 1):
                 await self._next_epoch.wait()
             try:
-                stamper = await self._produce_epoch(tasks, epoch, position, cursor)
+                stamper = await self._read_epoch(epoch, position, cursor)
             except Exception as error:  # noqa: BLE001 - travels in its place and ends the pass there
+                await self._drain()
                 self._push(_Broken(source_error(error)))
                 return
+            await self._drain()
             self._push(_EpochEnd(epoch, [row[0] for row in stamper.held]))
             epoch, position, cursor = epoch + 1, 0, None
 
-    async def _produce_epoch(self, tasks: TaskGroup, epoch: int, position: int, cursor: Cursor | None) -> Stamper:
-        """Read one epoch from `position` on; returns at its end."""
-        plan = self._plan
+    async def _read_epoch(self, epoch: int, position: int, cursor: Cursor | None) -> Stamper:
+        """Read one epoch from `position` on into the queue; returns at its end."""
+        plan, slots = self._plan, self.budget.slots
         stamper = Stamper(plan.lanes, plan.batching, self._run.state, epoch=epoch, position=position, even=not plan.keep_partial)
-        reading = await _Reading.open(plan, epoch, cursor)
+        self._epoch = epoch
+        reading = await Reading.open(plan.source, epoch, cursor)
         try:
-            queue = Queue()
             while True:
                 taken = await self.budget.acquire(_MAX_READ)
                 started = time.perf_counter()
                 try:
                     at, span = await reading.read(taken)
                 except BaseException:
-                    self.budget.slots.drop(taken)
+                    slots.drop(taken)
                     raise
                 self._progress.cursors.add((epoch, stamper.position), at)
                 if span is None:
-                    self.budget.slots.drop(taken + len(stamper.held))
+                    slots.drop(taken + len(stamper.held))
                     return stamper
                 self._stages.source.add(len(span.records), time.perf_counter() - started)
-                passed = stamper.stamp(span, queue)
-                self.budget.slots.drop(taken - len(span.records) + passed)
-                while len(queue):
-                    await self._offload(tasks, queue, epoch)
+                passed = stamper.stamp(span, self._queue)
+                slots.drop(taken - len(span.records) + passed)
+                self._queued.notify()
         finally:
             with anyio.CancelScope(shield=True):  # files and generators are closed whatever ends the pass
                 await reading.close()
 
-    async def _offload(self, tasks: TaskGroup, queue: Queue, epoch: int) -> None:
-        await self._room.acquire()
-        stamps, chunk = queue.cut(epoch, self._chunk_size.records)
-        index = self._next_index
-        self._next_index += len(chunk.records)
-        tasks.start_soon(self._process, index, stamps, chunk)
+    async def _drain(self) -> None:
+        """Wait until everything read is on its way, so that what is pushed next comes after it."""
+        while len(self._queue):
+            await self._queued.wait()
+
+    async def _offload(self, tasks: TaskGroup) -> None:
+        while True:
+            await self._room.acquire()
+            while not len(self._queue):
+                await self._queued.wait()
+            stamps, chunk = self._queue.cut(self._epoch, self._chunk_size.records)
+            index = self._next_index
+            self._next_index += len(chunk.records)
+            tasks.start_soon(self._process, index, stamps, chunk)
+            if not len(self._queue):
+                self._queued.notify()
 
     async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
         error: AioLoaderError | None = None
@@ -252,45 +267,3 @@ class Pipeline:
         self._stages.batch.add(len(ready.records), self._collate_s)
         self._progress.num_delivered += 1
         await self._sink.put(ready)
-
-
-class _Reading:
-    """One opened source: blocking readers run in a thread of their own, asynchronous ones in the loop."""
-
-    def __init__(self, reader: Reader | AsyncReader, thread: CallThread | None) -> None:
-        self._reader: Any = reader
-        self._thread = thread
-
-    @classmethod
-    async def open(cls, plan: Plan, epoch: int, cursor: Cursor | None) -> _Reading:
-        thread = CallThread("aioloader-source")
-        try:
-            reader = await thread.call(plan.source.open, epoch, cursor)
-        except BaseException:
-            thread.stop()
-            raise
-        if inspect.iscoroutinefunction(reader.read):
-            thread.stop()
-            return cls(reader, None)
-        return cls(reader, thread)
-
-    async def read(self, max_records: int) -> tuple[Cursor | None, Span | None]:
-        """Return the cursor before the read and what was read."""
-        if self._thread is None:
-            at = self._reader.cursor()
-            return at, await self._reader.read(max_records)
-        return await self._thread.call(_read, self._reader, max_records)
-
-    async def close(self) -> None:
-        if self._thread is None:
-            with anyio.move_on_after(1):
-                await self._reader.aclose()
-            return
-        thread = self._thread
-        with anyio.move_on_after(1):  # a source that blocks for ever is left to its daemon thread
-            await thread.call(self._reader.close)
-        thread.stop()
-
-
-def _read(reader: Reader, max_records: int) -> tuple[Cursor | None, Span | None]:
-    return reader.cursor(), reader.read(max_records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from aioloader.engine.assembler import Stamps
@@ -21,21 +22,41 @@ class Queue:
     """Records that are read and stamped, waiting for a worker."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, int, RecordId, Any]] = deque()
+        self._lanes: list[int] = []
+        self._seqs: list[int] = []
+        self._ids: list[RecordId] = []
+        self._records: list[Any] = []
+        self._start = 0
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._records) - self._start
 
     def add(self, lane: int, seq: int, record_id: RecordId, record: Any) -> None:
         """Append one record."""
-        self._rows.append((lane, seq, record_id, record))
+        self._lanes.append(lane)
+        self._seqs.append(seq)
+        self._ids.append(record_id)
+        self._records.append(record)
+
+    def extend(self, lane: int, first_seq: int, span: Span) -> None:
+        """Append a whole span, all of one lane."""
+        num_records = len(span.records)
+        self._lanes.extend(repeat(lane, num_records))
+        self._seqs.extend(range(first_seq, first_seq + num_records))
+        self._ids.extend(span.ids)
+        self._records.extend(span.records)
 
     def cut(self, epoch: int, max_records: int) -> tuple[Stamps, Chunk]:
         """Take the first `max_records` records or all there are, at least one."""
-        popleft = self._rows.popleft
-        rows = [popleft() for _ in range(min(max_records, len(self._rows)))]
-        lanes, seqs, ids, records = zip(*rows, strict=True)
-        return Stamps(lanes, seqs, ids), Chunk(epoch, records, ids)
+        part = slice(self._start, self._start + max_records)
+        stamps = Stamps(self._lanes[part], self._seqs[part], self._ids[part])
+        chunk = Chunk(epoch, self._records[part], stamps.ids)
+        self._start += len(stamps.ids)
+        if self._start == len(self._records):
+            for column in (self._lanes, self._seqs, self._ids, self._records):
+                column.clear()
+            self._start = 0
+        return stamps, chunk
 
 
 class Stamper:
@@ -57,10 +78,16 @@ class Stamper:
             elif lane_state["epoch"] == epoch:
                 refs = batching.start().refs(lane_state["batcher"])
                 self._from[lane] = (lane_state["seq"], frozenset(seq for seq, _ in refs))
+        self._all_from = self._from[0][0] if lanes.num_lanes == 1 and 0 in self._from else 1 << 63
+        """With one lane: the position from which every record is needed."""
         self.held: list[tuple[int, int, RecordId, Any]] = []
 
     def stamp(self, span: Span, queue: Queue) -> int:
         """Add the records of `span` that this rank needs to `queue`; return how many records were passed over for good."""
+        if self._lanes.num_lanes == 1 and self.position >= self._all_from:
+            queue.extend(0, self.position, span)
+            self.position += len(span.records)
+            return 0
         passed = 0
         for record, record_id in zip(span.records, span.ids, strict=True):
             lane, seq = self._lanes.locate(self.position)
@@ -105,5 +132,3 @@ class CursorLog:
 def oldest_place(lanes: LaneMap, batching: Batching, lane_states: dict[str, Json]) -> Place:
     """Return the first record that a rank with these lane states needs again."""
     return min((state["epoch"], lanes.position(int(lane), oldest_seq(batching, state))) for lane, state in lane_states.items())
-
-

@@ -32,7 +32,7 @@ async def serve(plan: Plan, trainer: socket.socket, zygote: socket.socket | None
         await _Session(plan, wire, zygote).serve()
     except WireClosedError:
         pass
-    except BaseException as error:  # noqa: BLE001 - the last frame of the engine
+    except BaseException as error:
         text = "".join(traceback.format_exception(error))
         with contextlib.suppress(WireClosedError):
             wire.send(ERROR, pack_error(HostError(f"engine: expected to run until the loader closes, but it failed; report this:\n{text}")))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from aioloader.errors import ConfigError, WorkerError
-from aioloader.pools.chunk import Block, Chunk, Outcome
+from aioloader.pools.chunk import Block, Chunk, Failure, Outcome
+from aioloader.pools.runner import describe_failure
 from aioloader.pools.transport import decode, encode, write
 from aioloader.pools.worker import BLOCK, CHUNK, RELEASE
 from aioloader.runtime.segments import SegmentViews
@@ -63,26 +66,37 @@ class ProcessPool:
             WorkerError: The worker died.
         """
         worker = await self._least_loaded()
+        try:
+            encoded = encode(chunk.records)
+        except Exception:  # noqa: BLE001 - a foreign __reduce__ may raise anything; found again below, record by record
+            return await self._run_movable(chunk)
         number = worker.next_number
         worker.next_number += 1
         pending = worker.pending[number] = _Pending()
         try:
-            encoded = encode(chunk.records)
             body = memoryview(bytearray(encoded.nbytes))
             write(encoded, body)
             meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes))
-            try:
+            with contextlib.suppress(WireClosedError):  # its receiver finds out as well, and says how it died
                 await worker.wire.send_async(CHUNK, meta, [body])
-            except WireClosedError:
-                pass  # its receiver finds out as well, and says how it died
             await pending.done.wait()
         finally:
             worker.pending.pop(number, None)
             self._notify()
         if pending.block is None:
-            assert self._error is not None
-            raise self._error
+            assert worker.error is not None
+            raise worker.error
         return pending.block
+
+    async def _run_movable(self, chunk: Chunk) -> Block:
+        """Run the records before the first one that cannot move to a worker; on that one the chunk fails."""
+        index, failure = _first_unmovable(chunk.records)
+        block = Block(Outcome(0, [], [], None), "none", 0.0)
+        if index:
+            block = await self.run(Chunk(chunk.epoch, chunk.records[:index], chunk.ids[:index]))
+        if block.outcome.failure is not None:
+            return block
+        return replace(block, outcome=block.outcome._replace(failure=failure))
 
     @property
     def pids(self) -> list[int]:
@@ -118,18 +132,20 @@ class ProcessPool:
             while True:
                 self._settle(worker, await worker.wire.receive_async())
                 if worker.returned:
-                    returned, worker.returned = worker.returned, []
+                    returned = worker.returned[:]
+                    del worker.returned[: len(returned)]  # the same list goes on: views made earlier add to it
                     await worker.wire.send_async(RELEASE, pickle.dumps(returned))
         except (WireClosedError, ValueError):
             exitcode = await self._forks.exit_of(worker.pid, _EXIT_TIMEOUT_S)
-            self._fail(
+            self._lose(
+                worker,
                 WorkerError(
                     f"expected worker {worker.name} (pid {worker.pid}) to run until the loader closes, but it {describe_exit(exitcode)} "
                     f"while it held {len(worker.pending)} chunk(s); look for the out-of-memory killer or a crash in native code",
                     pid=worker.pid,
                     exitcode=exitcode,
                     worker=worker.name,
-                )
+                ),
             )
 
     def _settle(self, worker: _Worker, frame: Frame) -> None:
@@ -142,10 +158,13 @@ class ProcessPool:
             segment, segment_bytes, nbytes = where
             if frame.descriptors:
                 worker.views.attach(segment, frame.descriptors[0], segment_bytes)
-            memory = memoryview(worker.views.view(segment, nbytes, self._returner(worker)))
+            memory = worker.views.view(segment, nbytes, self._returner(worker)).data
         pending = worker.pending.get(number)
         if pending is not None:
-            outcome = Outcome(num_done, counts, decode(sizes, memory), failure)
+            try:
+                outcome = Outcome(num_done, counts, decode(sizes, memory), failure)
+            except Exception as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
+                outcome = Outcome(0, [], [], describe_failure(error))
             pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes)
             pending.done.set()
 
@@ -153,11 +172,15 @@ class ProcessPool:
         """Return what is called, maybe in the middle of anything, when the last view of a segment is gone."""
         return worker.returned.append
 
+    def _lose(self, worker: _Worker, error: WorkerError) -> None:
+        """Fail the chunks of a dead worker and all that come later; what other workers hold may stand before them in order."""
+        worker.error = error
+        for pending in worker.pending.values():
+            pending.done.set()
+        self._fail(error)
+
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
-        for worker in self._workers:
-            for pending in worker.pending.values():
-                pending.done.set()
         self._notify()
 
     def _notify(self) -> None:
@@ -181,8 +204,18 @@ class _Worker:
         self.wire = wire
         self.pending: dict[int, _Pending] = {}
         self.next_number = 0
+        self.error: WorkerError | None = None
         self.views = SegmentViews()
         self.returned: list[int] = []
+
+
+def _first_unmovable(records: Sequence[Any]) -> tuple[int, Failure]:
+    for index, record in enumerate(records):
+        try:
+            encode([record])
+        except Exception as error:  # noqa: BLE001 - a foreign __reduce__ may raise anything
+            return index, describe_failure(error)
+    raise RuntimeError("records could not be encoded together but could one by one")
 
 
 def _load(worker: _Worker) -> int:

@@ -67,7 +67,9 @@ def record_rng() -> np.random.Generator:
 
     key = _current.get()
     if key is None:
-        raise RuntimeError("record_rng: expected to be called inside a preprocess function, got a call outside; pass your own generator there.")
+        raise RuntimeError(
+            "record_rng: expected to be called inside a preprocess function, got a call outside; pass your own generator there."
+        )
     return np.random.Generator(np.random.Philox(record_seed(*key)))
 
 
@@ -123,7 +125,7 @@ class LazySeeding:
 
     def install(self) -> None:
         """Wrap `random` now, and the others now or at the end of their import."""
-        _wrap_functions(random, random._inst, self._refresh_random)  # type: ignore[attr-defined]
+        _wrap_functions(random, random._inst, self._refresh_random)
         for name, arrive in (("numpy.random", self._install_numpy), ("torch", self._install_torch)):
             if name in sys.modules:
                 arrive()
@@ -158,7 +160,7 @@ class LazySeeding:
     def _refresh_random(self) -> None:
         if not self._random_is_fresh:
             self._random_is_fresh = True
-            random._inst.seed(record_seed(*self._key))  # type: ignore[attr-defined]
+            random._inst.seed(record_seed(*self._key))
 
     def _refresh_numpy(self) -> None:
         if not self._numpy_is_fresh:

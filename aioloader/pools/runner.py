@@ -9,9 +9,12 @@ from typing import Any
 
 from aioloader.pools.chunk import Chunk, Failure, Outcome
 from aioloader.pools.rng import Seeding
-from aioloader.protocols import Record, Sample
+from aioloader.protocols import Record, RecordId, Sample
 
 __all__ = ["Preprocess", "Runner", "describe_failure"]
+
+_WORKER_INIT: RecordId = ("worker_init", 0)
+"""Seeds the random numbers of `worker_init`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +50,10 @@ class Runner:
         samples: list[Sample] = []
         begin, end, epoch = self._seeding.begin, self._seeding.end, chunk.epoch
         for record, record_id in zip(chunk.records, chunk.ids, strict=True):
-            begin(epoch, record_id)
             try:
-                made = _samples_of(self._bound()(record))
+                call = self._call or self._bound()
+                begin(epoch, record_id)
+                made = _samples_of(call(record))
             except BaseException as error:  # noqa: BLE001 - a foreign function may raise anything; it is delivered in its place
                 return Outcome(len(counts), counts, samples, describe_failure(error))
             finally:
@@ -60,19 +64,22 @@ class Runner:
         return Outcome(len(counts), None if uniform else counts, samples, None)
 
     def _bound(self) -> Callable[[Record], Any]:
-        """Return the function of one record; the worker's own object is made at the first record, where its failure has a place."""
-        if self._call is None:
+        """Return the function of one record; the worker's own object is made at the first record, where its failure has a place.
+
+        What it draws does not shift the random numbers of that record, and is the same in every worker.
+        """
+        self._seeding.begin(0, _WORKER_INIT)
+        try:
             self._call = _bind(self._preprocess)
+        finally:
+            self._seeding.end()
         return self._call
 
 
 def _bind(preprocess: Preprocess) -> Callable[[Record], Any]:
     function = preprocess.function
     assert function is not None
-    if preprocess.worker_init is not None:
-        call = _with_argument(function, preprocess.worker_init())
-    else:
-        call = function
+    call = function if preprocess.worker_init is None else _with_argument(function, preprocess.worker_init())
     return _batch_of_one(call) if preprocess.batched else call
 
 
@@ -83,7 +90,9 @@ def _with_argument(function: Callable[..., Any], argument: Any) -> Callable[[Rec
 def _batch_of_one(function: Callable[[dict[str, list[Any]]], Any]) -> Callable[[Record], list[Sample]]:
     def call(record: Record) -> list[Sample]:
         if not isinstance(record, Mapping):
-            raise TypeError(f"preprocess(batched=True): expected records that are mappings, got {type(record).__name__}; use batched=False.")
+            raise TypeError(
+                f"preprocess(batched=True): expected records that are mappings, got {type(record).__name__}; use batched=False."
+            )
         return list(_rows(function({name: [value] for name, value in record.items()})))
 
     return call
@@ -96,7 +105,9 @@ def _rows(columns: Mapping[str, Sequence[Any]] | None) -> Iterator[dict[str, Any
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
-        raise ValueError(f"preprocess(batched=True): expected columns of equal length, got {listed}; return one value per sample in each column.")
+        raise ValueError(
+            f"preprocess(batched=True): expected columns of equal length, got {listed}; return one value per sample in each column."
+        )
     names = list(columns)
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(names, values, strict=True))

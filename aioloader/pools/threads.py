@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 import time
+import traceback
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from aioloader.errors import ConfigError
 from aioloader.pools.chunk import Block, Chunk
 from aioloader.pools.rng import NamedSeeding
 from aioloader.pools.runner import Preprocess, Runner
@@ -30,19 +33,36 @@ class ThreadPool:
         self._preprocess = preprocess
         self._threads: list[CallThread] = []
         self._idle: list[tuple[int, CallThread, Runner]] = []
-        self._room = anyio.Semaphore(num_workers)
+        self._room = anyio.Semaphore(0)  # rises as threads become ready
+        self._error: ConfigError | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
         """Start the threads."""
         for number in range(self.num_workers):
             thread = CallThread(f"aioloader-t{number}")
             self._threads.append(thread)
-            preprocess: Preprocess = await thread.call(pickle.loads, self._preprocess)
-            self._idle.append((number, thread, Runner(preprocess, NamedSeeding(preprocess.seed))))
+            try:
+                preprocess: Preprocess = await thread.call(pickle.loads, self._preprocess)
+            except Exception as error:  # noqa: BLE001 - user modules may do anything at import
+                self._error = ConfigError(
+                    "Loader(preprocess=)",
+                    expected="a function that a worker thread can load",
+                    got=f"an error while loading it:\n{''.join(traceback.format_exception(error))}",
+                    do="make the modules it needs importable there",
+                )
+            else:
+                self._idle.append((number, thread, Runner(preprocess, NamedSeeding(preprocess.seed))))
+            self._room.release()
 
     async def run(self, chunk: Chunk) -> Block:
-        """Preprocess a chunk. A cancelled caller leaves it running; its block is thrown away."""
+        """Preprocess a chunk. A cancelled caller leaves it running; its block is thrown away.
+
+        Raises:
+            ConfigError: The function could not be loaded.
+        """
         async with self._room:
+            if self._error is not None:
+                raise self._error
             number, thread, runner = self._idle.pop()
             started = time.perf_counter()
             try:
@@ -61,5 +81,5 @@ class ThreadPool:
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             thread.join(_JOIN_TIMEOUT_S)

@@ -2,21 +2,25 @@
 
     memory = pickle | pad | buffer 0 | pad | buffer 1 | ...        sizes = (pickle bytes, buffer 0 bytes, ...)
 
-The buffers are written once, straight into shared memory, and viewed in place on the other side.
+Samples of one kind travel as columns (see `columns.py`), one buffer per field. The buffers are written once, straight into
+shared memory, and viewed in place on the other side.
 """
 
 from __future__ import annotations
 
 import copyreg
+import importlib
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
-__all__ = ["Encoded", "decode", "encode", "write"]
+from aioloader.pools.columns import Concatenation, from_columns, split, to_columns
+
+__all__ = ["Encoded", "decode", "encode", "encode_samples", "write"]
 
 _ALIGNMENT = 64  # a cache line; what vectorised kernels like best
 
@@ -25,7 +29,7 @@ class Encoded(NamedTuple):
     """Buffers to be written one after another, each at the next multiple of 64 bytes."""
 
     sizes: tuple[int, ...]
-    buffers: Sequence[bytes | memoryview]
+    buffers: Sequence[bytes | memoryview | Concatenation]
     nbytes: int
 
 
@@ -35,45 +39,100 @@ def encode(value: Any) -> Encoded:
     Raises:
         Exception: Whatever pickling something inside `value` raises.
     """
-    beside: list[pickle.PickleBuffer] = []
-    try:
-        main = _dump(pickle.Pickler, value, beside)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        beside.clear()  # classes of the user's main module are known to cloudpickle only
-        main = _dump(cloudpickle.Pickler, value, beside)
-    buffers: list[bytes | memoryview] = [main, *(buffer.raw() for buffer in beside)]
-    sizes = tuple(len(buffer) for buffer in buffers)
-    return Encoded(sizes, buffers, sum(_padded(size) for size in sizes))
+    return _encoded(value, [])
+
+
+def encode_samples(samples: Sequence[Any]) -> Encoded:
+    """Return a list of samples as bytes, in columns where that is possible. Decoding gives the list back. Raises as `encode`."""
+    columns = to_columns(samples)
+    if columns is None:
+        return encode(list(samples))
+    parts: list[Concatenation] = []
+    layout: list[Any] = []
+    for value in columns.values:
+        if isinstance(value, Concatenation):
+            first = value.arrays[0]
+            place = len(parts) - columns.num_concatenations  # counted from the end: the pickle's own buffers come first
+            layout.append((place, first.dtype.str, first.shape[1:], value.lengths, value.torch_dtype))
+            parts.append(value)
+        else:
+            layout.append(value)
+    return _encoded(_Layout(columns.keys, len(samples), layout), parts)
 
 
 def decode(sizes: Sequence[int], memory: memoryview) -> Any:
     """Return the value; its arrays are views of `memory` and keep it alive."""
-    main = memory[: sizes[0]]
-    if len(sizes) == 1:
-        return pickle.loads(main)
     beside = []
     at = _padded(sizes[0])
     for size in sizes[1:]:
         beside.append(memory[at : at + size])
         at += _padded(size)
-    return pickle.loads(main, buffers=beside)
+    value = pickle.loads(memory[: sizes[0]], buffers=beside)
+    return value.samples(beside) if type(value) is _Layout else value
 
 
 def write(encoded: Encoded, memory: memoryview) -> None:
     """Copy the buffers to where `decode` looks for them."""
     at = 0
     for buffer, size in zip(encoded.buffers, encoded.sizes, strict=True):
-        memory[at : at + size] = buffer
+        if isinstance(buffer, Concatenation):
+            _write_concatenation(buffer, memory[at : at + size])
+        else:
+            memory[at : at + size] = buffer
         at += _padded(size)
+
+
+class _Layout(NamedTuple):
+    """What `decode` needs to know about columns. A column is a list of values, or where its concatenation lies and how it is cut."""
+
+    keys: tuple[str, ...] | None
+    num_samples: int
+    columns: list[Any]
+
+    def samples(self, beside: Sequence[memoryview]) -> list[Any]:
+        numpy = importlib.import_module("numpy")
+        values = []
+        for column in self.columns:
+            if isinstance(column, list):
+                values.append(column)
+                continue
+            place, dtype, trailing, lengths, torch_dtype = column
+            if torch_dtype is not None:
+                importlib.import_module("torch")
+            rows = lengths * self.num_samples if isinstance(lengths, int) else sum(lengths)
+            flat = numpy.frombuffer(beside[place], dtype) if len(beside[place]) else numpy.empty(0, dtype)
+            values.append(split(flat.reshape(rows, *trailing), self.num_samples, lengths, torch_dtype))
+        return from_columns(self.keys, values)
+
+
+def _encoded(value: Any, parts: Sequence[Concatenation]) -> Encoded:
+    beside: list[pickle.PickleBuffer] = []
+    try:
+        main = _dump(pickle.Pickler, value, beside.append)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        beside.clear()  # classes of the user's main module are known to cloudpickle only
+        main = _dump(cloudpickle.Pickler, value, beside.append)
+    buffers: list[Any] = [main, *(buffer.raw() for buffer in beside), *parts]
+    sizes = tuple(buffer.nbytes if isinstance(buffer, Concatenation) else len(buffer) for buffer in buffers)
+    return Encoded(sizes, buffers, sum(_padded(size) for size in sizes))
+
+
+def _write_concatenation(part: Concatenation, memory: memoryview) -> None:
+    if not len(memory):
+        return
+    numpy = sys.modules["numpy"]
+    first = part.arrays[0]
+    target = numpy.frombuffer(memory, first.dtype).reshape(part.num_rows, *first.shape[1:])
+    numpy.concatenate(part.arrays, out=target)
 
 
 def _padded(size: int) -> int:
     return size + -size % _ALIGNMENT
 
 
-def _dump(pickler_class: Any, value: Any, beside: list[pickle.PickleBuffer]) -> bytes:
+def _dump(pickler_class: Any, value: Any, buffer_callback: Callable[[pickle.PickleBuffer], object]) -> bytes:
     stream = io.BytesIO()
-    pickler = pickler_class(stream, protocol=5, buffer_callback=beside.append)
+    pickler = pickler_class(stream, protocol=5, buffer_callback=buffer_callback)
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
         pickler.dispatch_table = _dispatch_table(torch)
@@ -101,8 +160,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import torch
-
+    torch = importlib.import_module("torch")
     kind = getattr(torch, dtype)
     tensor = torch.empty(shape, dtype=kind) if memory is None else torch.from_numpy(memory).view(kind).reshape(shape)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor

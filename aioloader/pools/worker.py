@@ -16,7 +16,7 @@ from typing import Any
 from aioloader.pools.chunk import Chunk, Failure, Outcome
 from aioloader.pools.rng import LazySeeding
 from aioloader.pools.runner import Preprocess, Runner, describe_failure
-from aioloader.pools.transport import Encoded, decode, encode, write
+from aioloader.pools.transport import Encoded, decode, encode, encode_samples, write
 from aioloader.runtime.segments import Arena
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
@@ -92,7 +92,7 @@ class _Worker:
         where = (segment.number, segment.nbytes, encoded.nbytes)
         meta = pickle.dumps((number, outcome.num_done, counts, failure, service_s, encoded.sizes, where, self._retired()))
         self._wire.send(BLOCK, meta, descriptors=descriptors)
-        segment.announced = True
+        segment.announce()
 
     def _retired(self) -> list[int]:
         retired, self._arena.retired = self._arena.retired, []
@@ -102,7 +102,7 @@ class _Worker:
 def _encode(outcome: Outcome) -> tuple[Outcome, Encoded]:
     """Encode the samples and make the failure movable. A sample that cannot be moved fails its record, in its place."""
     try:
-        return outcome._replace(failure=_movable(outcome.failure)), encode(outcome.samples)
+        return outcome._replace(failure=_movable(outcome.failure)), encode_samples(outcome.samples)
     except BaseException:  # noqa: BLE001 - found below, record by record
         pass
     samples = list(outcome.samples)
@@ -114,7 +114,7 @@ def _encode(outcome: Outcome) -> tuple[Outcome, Encoded]:
         except BaseException as error:  # noqa: BLE001 - a foreign __reduce__ may raise anything
             failure = _movable(describe_failure(error))
             cut = Outcome(kept, counts[:kept], samples[:at], failure)
-            return cut, encode(cut.samples)
+            return cut, encode_samples(cut.samples)
         kept, at = kept + 1, at + count
     raise RuntimeError("samples could not be encoded together but could one by one")
 
@@ -129,5 +129,3 @@ def _movable(failure: Failure | None) -> Failure | None:
     except BaseException:  # noqa: BLE001 - exceptions with several required arguments fail in many ways
         survives = False
     return failure if survives else failure._replace(error=None)
-
-

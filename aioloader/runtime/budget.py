@@ -28,6 +28,11 @@ class Slots:
         """Return the records started and not yet delivered."""
         return self.working + self.open + self.ready
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is being worked on and nothing waits for the trainer."""
+        return self.working == 0 and self.ready == 0
+
     def free(self) -> int:
         """Return how many records may start now.
 
@@ -76,8 +81,12 @@ class Budget:
         self._changed = Signal()
 
     async def acquire(self, max_records: int) -> int:
-        """Wait for at least one free slot and take up to `max_records`; return how many."""
-        while not (free := self.slots.free()):
+        """Wait for free slots and take up to `max_records`; return how many.
+
+        Slots that come back one by one are gathered until they are worth a read, as long as others have work.
+        """
+        enough = min(max_records, max(1, self.slots.limit // 8))
+        while (free := self.slots.free()) < enough and not (free and self.slots.is_idle):
             await self._changed.wait()
         taken = min(free, max_records)
         self.slots.start(taken)

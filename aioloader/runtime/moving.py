@@ -15,7 +15,7 @@ import traceback
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
 from aioloader.errors import ConfigError
 
@@ -33,7 +33,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _global_generator(owner: object) -> str | None:
     """Return the module whose hidden global generator `owner` is, if it is one."""
-    if owner is random._inst:  # type: ignore[attr-defined]
+    if owner is random._inst:
         return "random"
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None and owner is numpy_random.mtrand._rand:

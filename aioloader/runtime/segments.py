@@ -23,22 +23,34 @@ _PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class Segment:
-    """One piece of shared memory, on the writer's side."""
+    """One piece of shared memory, on the writer's side. Keeps a descriptor open only until it is announced."""
 
     def __init__(self, number: int, nbytes: int) -> None:
         self.number = number
         self.nbytes = nbytes
         self.descriptor = os.memfd_create(f"aioloader-{number}", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, nbytes)
-        self._mmap = mmap.mmap(self.descriptor, nbytes)
-        self.memory = memoryview(self._mmap)
-        self.announced = False
+        try:
+            os.ftruncate(self.descriptor, nbytes)
+            self.memory = _map(self.descriptor, nbytes).data
+        except OSError:
+            os.close(self.descriptor)
+            raise
+
+    @property
+    def announced(self) -> bool:
+        """Return whether the reader has the descriptor."""
+        return self.descriptor < 0
+
+    def announce(self) -> None:
+        """Note that the reader has the descriptor; this end needs it no more."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Unmap and close; the reader's views stay valid."""
-        self.memory.release()
-        self._mmap.close()
-        os.close(self.descriptor)
+        self.memory = memoryview(b"")
+        self.announce()
 
 
 class Arena:
@@ -153,4 +165,4 @@ def _map(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     finalizer = weakref.finalize(memory, _LIBC.munmap, address, nbytes)
     finalizer.atexit = False
-    return np.frombuffer(memory, dtype=np.uint8)
+    return np.frombuffer(memoryview(memory), dtype=np.uint8)

@@ -44,7 +44,7 @@ class ZygoteProcess:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(
                 [*zygote.interpreter_command("aioloader.runtime.zygote", "main"), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -95,7 +95,9 @@ class ZygoteProcess:
         """Return the error for a zygote that does not answer."""
         code = self._process.poll()
         how = "does not answer" if code is None else describe_exit(code)
-        return HostError(f"zygote (pid {self.pid}): expected it to run until the loader closes, but it {how} ({cause}); see its output above.")
+        return HostError(
+            f"zygote (pid {self.pid}): expected it to run until the loader closes, but it {how} ({cause}); see its output above."
+        )
 
     def close(self) -> None:
         """Kill all children and the zygote and wait for them; safe to call twice. A forked copy of the owner only lets go."""

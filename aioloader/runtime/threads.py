@@ -27,7 +27,7 @@ class CallThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    async def call(self, function: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]) -> T:
+    async def call(self, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         """Run `function(*args)` in the thread and return its result or raise its exception."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()

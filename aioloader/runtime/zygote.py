@@ -148,7 +148,7 @@ class _Zygote:
     def _exec(self, entry: str, name: str, frame: Frame) -> int:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            process = subprocess.Popen(  # noqa: S603
+            process = subprocess.Popen(
                 [*interpreter_command("aioloader.runtime.zygote", "_exec_main"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -76,12 +76,9 @@ class _LineReader:
         records: list[Record] = []
         ids: list[RecordId] = []
         deadline = time.monotonic() + PATIENCE_S
-        while self._failure is None and len(records) < max_records:
-            line = self._cutter.next_line()
-            if line is not None:
-                self._parse(*line, records, ids)
-                if records and time.monotonic() >= deadline:
-                    break
+        while self._failure is None and len(records) < max_records and not (records and time.monotonic() >= deadline):
+            if self._cutter.has_lines:
+                self._parse_lines(max_records, deadline, records, ids)
             elif self._blocks:
                 self._take_block()
             elif records or not await self._fetch_blocks():
@@ -113,35 +110,39 @@ class _LineReader:
         if place.file != self._file:
             self._file, self._offset, self._line = place.file, 0, 0
         if isinstance(data, Exception):
-            self._failure = source_error(data, self._record)
+            self._failure = source_error(data, (self._files.names[self._file], self._line))
         else:
             self._cutter.feed(data, is_last=place.is_last)
 
-    @property
-    def _record(self) -> RecordId:
-        return (self._files.names[self._file], self._line)
-
-    def _parse(self, raw: bytes, num_bytes: int, records: list[Record], ids: list[RecordId]) -> None:
-        """Add the record of a line, unless it is blank, and step over the line; on a failure stay before it."""
-        text = raw.removeprefix(codecs.BOM_UTF8).strip() if self._offset == 0 else raw.strip()
-        if text:
-            try:
-                record = json.loads(str(text, "utf-8"))
-            except (ValueError, RecursionError) as error:
-                self._failure = self._line_error(_reason(error))
-                self._failure.__cause__ = error
+    def _parse_lines(self, max_records: int, deadline: float, records: list[Record], ids: list[RecordId]) -> None:
+        """Add the records of lines at hand, but for blank ones, and step over them; stay before a line that fails."""
+        name = self._files.names[self._file]
+        take_line = self._cutter.take_line
+        while len(records) < max_records and (raw := take_line()) is not None:
+            line, num_bytes = raw
+            text = line.removeprefix(codecs.BOM_UTF8).strip() if self._offset == 0 else line.strip()
+            if text:
+                try:
+                    record = json.loads(str(text, "utf-8"))
+                except (ValueError, RecursionError) as error:
+                    self._failure = self._line_error(_reason(error))
+                    self._failure.__cause__ = error
+                    return
+                if type(record) is not dict:
+                    self._failure = self._line_error(f"a {type(record).__name__}")
+                    return
+                records.append(record)
+                ids.append((name, self._line))
+            self._offset += num_bytes
+            self._line += 1
+            if time.monotonic() >= deadline:
                 return
-            if type(record) is not dict:
-                self._failure = self._line_error(f"a {type(record).__name__}")
-                return
-            records.append(record)
-            ids.append(self._record)
-        self._offset += num_bytes
-        self._line += 1
 
     def _line_error(self, got: str) -> SourceError:
         where = f"{self._files.paths[self._file]}, line {self._line + 1}"
-        return SourceError(f"{where}: expected a JSON object, got {got}; mend or remove the line", record=self._record)
+        return SourceError(
+            f"{where}: expected a JSON object, got {got}; mend or remove the line", record=(self._files.names[self._file], self._line)
+        )
 
 
 def _checked_place(files: FileList, cursor: Cursor | None) -> tuple[int, int, int]:

@@ -34,6 +34,11 @@ class LineCutter:
             if line:
                 self._lines.append((line, len(line)))
 
-    def next_line(self) -> tuple[bytes, int] | None:
+    @property
+    def has_lines(self) -> bool:
+        """Return whether there is a line to take before the next block."""
+        return bool(self._lines)
+
+    def take_line(self) -> tuple[bytes, int] | None:
         """Return a line without its newline, and the bytes of both, or None until the next block."""
         return self._lines.popleft() if self._lines else None

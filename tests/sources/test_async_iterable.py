@@ -116,5 +116,5 @@ def test_what_is_no_async_stream_is_refused(upstream: Any) -> None:
 
 @pytest.mark.parametrize("function", [no_iterable, lambda: [1]])
 async def test_a_function_that_returns_no_async_stream_is_refused(function: Any) -> None:
-    with pytest.raises(ConfigError, match="got a function that returns (coroutine|list); pass an async generator function"):
+    with pytest.raises(ConfigError, match=r"got a function that returns (coroutine|list); pass an async generator function"):
         await AsyncIterableSource(function).open(0, None).read(1)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from itertools import count
 
 import pytest
@@ -46,7 +46,7 @@ def test_pulls_in_a_row_give_every_record_once(total: int, sizes: list[int], ste
 
 @pytest.mark.parametrize(("step_s", "expected"), [(0.0, 100), (0.001, 10), (0.004, 3), (1.0, 1)])
 async def test_a_slow_upstream_is_not_held_back(step_s: float, expected: int) -> None:
-    async def numbers() -> AsyncIterator[int]:
+    async def numbers() -> AsyncGenerator[int, None]:
         for number in count():
             yield number
 
