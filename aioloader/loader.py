@@ -211,7 +211,7 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """Return counts, work and waiting time per stage, in-flight numbers with their peak, and what became of the records."""
-        if self._host is not None:
+        if self._host is not None and not self._host.is_inherited:
             self._engine_stats = self._host.stats()
         iterator = self._live()
         if iterator is not None:
@@ -265,6 +265,8 @@ class Loader:
 
         if self._closed:
             raise ClosedError("Loader: expected an open loader, got one that was closed; make a new one.")
+        if self._host is not None and self._host.is_inherited:  # in a process forked since: a DataLoader worker, say
+            self._shut_down()
         iterator = self._live()
         if iterator is not None:
             iterator.close(

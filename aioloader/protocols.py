@@ -25,6 +25,7 @@ __all__ = [
     "Record",
     "RecordId",
     "Ref",
+    "RunBatcher",
     "Sample",
     "Source",
     "Span",
@@ -157,6 +158,17 @@ class Batcher(Protocol):
 
     def restore(self, state: Json, items: Mapping[Ref, Item]) -> None:
         """Take over `state`; `items` holds every item named by `refs(state)`, made again from its record."""
+
+
+@runtime_checkable
+class RunBatcher(Batcher, Protocol):
+    """A batcher that takes many items at once for less than one by one costs, with the same groups."""
+
+    def push_run(self, items: Sequence[Item]) -> Iterator[tuple[Group, int]]:
+        """Take items and yield each group that they complete, with the number of items taken up to it.
+
+        Lazy: after a group, `state()` is as of the item that completed it.
+        """
 
 
 class Batching(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aioloader.batching.counters import zero_counters
@@ -54,6 +54,14 @@ class _FixedBatcher:
     def push(self, item: Item) -> Iterator[Group]:
         self._items.append(item)
         return self.ready() if len(self._items) >= self._batch_size else iter(())
+
+    def push_run(self, items: Sequence[Item]) -> Iterator[tuple[Group, int]]:
+        at = 0
+        while (end := at + self._batch_size - len(self._items)) <= len(items):
+            group_items = [*self._items, *items[at:end]]
+            self._items, at = [], end
+            yield Group([item.sample for item in group_items], group_items, complete=True), at
+        self._items.extend(items[at:])
 
     def ready(self) -> Iterator[Group]:
         while len(self._items) >= self._batch_size:

@@ -89,15 +89,16 @@ class Batch(dict[str, Any]):
 
 
 def to_batch(facts: Ready | Delivered) -> Batch:
-    """Return the batch with its arrays as tensors over the same memory."""
-    fields = {name: _tensor(value) if isinstance(value, TensorArray) else value for name, value in facts.fields.items()}
+    """Return the batch with its arrays as tensors, over the same memory where that is the batch's own."""
+    is_shared = isinstance(facts, Ready)  # made in this very process: the memory may belong to the collator or to a record
+    fields = {name: _tensor(value, copy=is_shared) if isinstance(value, TensorArray) else value for name, value in facts.fields.items()}
     if isinstance(facts, Delivered):
         return Batch(fields, facts, facts.records, facts.state)
     return Batch(fields, facts, lambda: facts.records, lambda: facts.state)
 
 
-def _tensor(field: TensorArray) -> torch.Tensor:
-    array = field.array if field.array.flags.writeable else field.array.copy()
+def _tensor(field: TensorArray, *, copy: bool) -> torch.Tensor:
+    array = field.array.copy() if copy or not field.array.flags.writeable else field.array
     kind = getattr(torch, "bool" if field.dtype == "bool" else field.dtype)
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype == kind else tensor.view(kind)

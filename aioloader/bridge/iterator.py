@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from aioloader.bridge.batch import Batch, to_batch
 from aioloader.engine.channel import Delivered
@@ -101,6 +102,7 @@ class BatchIterator:
         self._on_leave = on_leave
         self._owner_pid = os.getpid()
         self._over: BaseException | None = None
+        self._is_waiting = False
         self._num_batches = 0
         self._wait_s = 0.0
 
@@ -127,7 +129,7 @@ class BatchIterator:
             self._finish(end)
             raise StopIteration from None
         except BaseException as error:
-            self.close(error)
+            self.close(_lasting(error))
             raise
         return self._deliver(delivered, started)
 
@@ -135,14 +137,16 @@ class BatchIterator:
         """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`."""
         started = time.perf_counter()
         try:
+            await checkpoint()  # else a trainer whose batches are always ready could neither be cancelled nor share its loop
             self._check()
             while (delivered := self._feed.try_receive()) is None:
-                await anyio.wait_readable(self._feed.fileno())
+                await self._wait_readable()
+                self._check()
         except Ended as end:
             self._finish(end)
             raise StopAsyncIteration from None
         except BaseException as error:
-            self.close(error)
+            self.close(_lasting(error))
             raise
         return self._deliver(delivered, started)
 
@@ -160,6 +164,9 @@ class BatchIterator:
         if self._over is not None:
             return
         self._over = reason or ClosedError("iterator: expected an open iterator, got one that was closed; start a new loop.")
+        if self._is_waiting:
+            with contextlib.suppress(anyio.NoEventLoopError):
+                anyio.notify_closing(self._feed.fileno())
         if isinstance(self._feed, InlineFeed):
             self._feed.close()
         self._on_leave(self)
@@ -173,6 +180,19 @@ class BatchIterator:
     def _check(self) -> None:
         if self._over is not None:
             raise self._over
+        if self._owner_pid != os.getpid():
+            raise ClosedError("iterator: expected the process that made it, got one forked from that; start a new loop here.")
+
+    async def _wait_readable(self) -> None:
+        """Wait until there is something to receive, or until another task closes this iterator."""
+        self._is_waiting = True
+        try:
+            await anyio.wait_readable(self._feed.fileno())
+        except anyio.ClosedResourceError:
+            self._check()
+            raise
+        finally:
+            self._is_waiting = False
 
     def _finish(self, end: Ended) -> None:
         if self._over is None:
@@ -187,3 +207,12 @@ class BatchIterator:
         batch = to_batch(delivered)
         self._last_state = delivered.state if isinstance(delivered, Delivered) else lambda: delivered.state
         return batch
+
+
+def _lasting(error: BaseException) -> Exception:
+    """Return what later calls raise: an error again, but neither a cancellation nor a Ctrl-C, which were meant once."""
+    if isinstance(error, Exception):
+        return error
+    return ClosedError(
+        f"iterator: expected to go on, got one whose last wait was ended by {type(error).__name__}; start a new loop, from a state if need be."
+    )

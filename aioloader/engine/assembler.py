@@ -57,6 +57,9 @@ class Assembler:
 
     def take(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
         """Take the records of an outcome in order and yield the micro-batches whose turn comes."""
+        if outcome.counts is None and len(self._order) == 1 and outcome.num_done and self._lanes[self._order[0]].takes_runs:
+            yield from self._take_run(stamps, outcome)
+            return
         at = 0
         for index in range(outcome.num_done):
             count = 1 if outcome.counts is None else outcome.counts[index]
@@ -72,6 +75,13 @@ class Assembler:
             yield from self._enqueue(lane, first)
             for batch in batches:
                 yield from self._enqueue(lane, batch)
+
+    def _take_run(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
+        """Take an outcome all of whose records belong to the only lane and gave one sample each."""
+        lane, num_records = self._lanes[self._order[0]], outcome.num_done
+        self._slots.hold(num_records)
+        for batch in lane.take_run(stamps.seqs[:num_records], stamps.ids[:num_records], outcome.samples):
+            yield from self._enqueue(lane, batch)
 
     def end_epoch(self, epoch: int) -> Iterator[Turn]:
         """Finish all lanes and yield the micro-batches whose turn comes."""

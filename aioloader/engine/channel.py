@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from aioloader.engine.output import Ready, TensorArray
+from aioloader.errors import BatchError
 from aioloader.protocols import Json, RecordId
 from aioloader.runtime.budget import Budget
+from aioloader.runtime.moving import dumps
 from aioloader.runtime.segments import Arena, SegmentViews
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.wire import Frame, Wire
@@ -75,9 +77,13 @@ class Outbox:
             await self._taken.wait()
 
     async def put(self, ready: Ready) -> None:
-        """Send one micro-batch."""
+        """Send one micro-batch.
+
+        Raises:
+            BatchError: The collator returned something that cannot move to the trainer.
+        """
         arrays = {name: field for name, field in ready.fields.items() if isinstance(field, TensorArray)}
-        others = {name: field for name, field in ready.fields.items() if name not in arrays}
+        others = _pack_others({name: field for name, field in ready.fields.items() if name not in arrays}, ready)
         table, nbytes = [], 0
         for name, field in arrays.items():
             table.append((name, field.dtype, field.array.dtype.str, field.array.shape, nbytes))
@@ -140,9 +146,29 @@ def decode_batch(frame: Frame, views: SegmentViews, on_release: Callable[[int], 
         if copy:
             memory = memory.copy()
     arrays = {name: TensorArray(_array(memory, dtype, shape, at), torch_dtype) for name, torch_dtype, dtype, shape, at in table}
-    fields = {name: arrays[name] if name in arrays else others[name] for name in names}
+    plain = pickle.loads(others)
+    fields = {name: arrays[name] if name in arrays else plain[name] for name in names}
     step, lane, epoch, num_tokens, num_padding, num_targets = head
     return Delivered(fields, step, lane, epoch, num_tokens, num_padding, num_targets, records, state)
+
+
+def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:
+    """Return the fields that are no arrays as bytes; classes of the user's main module are known to cloudpickle only."""
+    try:
+        return pickle.dumps(fields)
+    except Exception:  # noqa: BLE001 - a foreign __reduce__ may raise anything; tried again below
+        pass
+    try:
+        return dumps(fields)
+    except Exception as error:
+        (record, seq, _), *_ = ready.records or [(None, None, 0)]
+        raise BatchError(
+            f"the collator must return what can move to the trainer's process, got fields {sorted(map(str, fields))} of micro-batch "
+            f"{ready.step}, which cannot: {type(error).__name__}: {error}; return arrays, tensors or plain data",
+            seq=seq,
+            record=record,
+            lane=ready.lane,
+        ) from error
 
 
 def _array(memory: Any, dtype: str, shape: tuple[int, ...], at: int) -> Any:

@@ -67,6 +67,11 @@ class Host:
                 "aioloader.engine.sidecar:main", "aioloader-engine", dumps(plan), [theirs.fileno(), client.fileno()]
             )
 
+    @property
+    def is_inherited(self) -> bool:
+        """Return whether this is a forked copy of a host that belongs to the parent process."""
+        return self._owner_pid != os.getpid()
+
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when there is something to `receive`."""
         return self._wire.fileno()

@@ -128,7 +128,9 @@ class _Reading:
     def __init__(self, plan: Plan, epoch: int, cursor: Cursor | None, stack: ExitStack) -> None:
         try:
             self._reader: Any = plan.source.open(epoch, cursor)
-        except Exception as error:
+        except KeyboardInterrupt:  # Ctrl-C in this very process
+            raise
+        except BaseException as error:
             raise _ReadError(error) from error
         self._portal = stack.enter_context(start_blocking_portal()) if inspect.iscoroutinefunction(self._reader.read) else None
         stack.callback(self._close)
@@ -139,7 +141,9 @@ class _Reading:
             if self._portal is None:
                 return at, self._reader.read(max_records)
             return at, self._portal.call(self._reader.read, max_records)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit: it ends the pass in its place, not the process
             raise _ReadError(error) from error
 
     def _close(self) -> None:

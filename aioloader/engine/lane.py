@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
 
-from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, Sample
+from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, RunBatcher, Sample
 
 __all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
 
@@ -65,7 +65,7 @@ class Lane:
         self._sub = int(state["sub"])
         self._step = int(state["step"])
         self._counts: dict[str, int] = dict(state["counts"])
-        self._open_records: set[int] = set()
+        self._num_open = 0
         self._saved = state["batcher"]
         self._refs: frozenset[Ref] | None = frozenset(self._batcher.refs(self._saved))
         self._items: dict[Ref, Item] = {}
@@ -73,14 +73,31 @@ class Lane:
     @property
     def num_open(self) -> int:
         """Return the records taken whose samples are not all in a micro-batch yet."""
-        return len(self._open_records)
+        return self._num_open
+
+    @property
+    def takes_runs(self) -> bool:
+        """Return whether `take_run` may be called: the batcher can, and is not waiting for the items of a saved buffer."""
+        return self._refs is None and isinstance(self._batcher, RunBatcher)
+
+    def take_run(self, seqs: Sequence[int], records: Sequence[RecordId], samples: Sequence[Sample]) -> Iterator[LaneBatch]:
+        """Take consecutive records that gave one sample each: the same as `take` for each of them."""
+        assert isinstance(self._batcher, RunBatcher)
+        items = list(map(Item, samples, seqs, repeat(0), records))
+        done = 0
+        for group, taken in self._batcher.push_run(items):
+            self._count_run(taken - done)
+            self._seq, done = seqs[taken - 1] + 1, taken
+            yield self._batch(group)
+        self._count_run(len(items) - done)
+        self._seq = seqs[-1] + 1
 
     def take(self, seq: int, record: RecordId, samples: Sequence[Sample]) -> Iterator[LaneBatch]:
         """Take all samples of the next record and yield the micro-batches that they complete."""
         if self._refs is not None:
             if seq < self._seq:
                 self._keep(seq, record, samples)
-                self._open_records.add(seq)
+                self._num_open += 1
                 return
             self._keep(seq, record, samples[: self._sub])
             yield from self._restore()
@@ -90,7 +107,7 @@ class Lane:
             self._counts["samples"] += len(samples)
             self._counts["filtered_records"] += not samples
         if len(samples) > skip:
-            self._open_records.add(seq)
+            self._num_open += 1
         for sub in range(skip, len(samples)):
             groups = self._batcher.push(Item(samples[sub], seq, sub, record))  # raises with the buffer and the place unchanged
             self._seq, self._sub = (seq, sub + 1) if sub + 1 < len(samples) else (seq + 1, 0)
@@ -110,7 +127,7 @@ class Lane:
                 yield self._batch(group, epoch=epoch)
             else:
                 self._counts["dropped_samples"] += len(group.items)
-        self._open_records.clear()
+        self._num_open = 0
 
     def end_early(self) -> Iterator[LaneBatch]:
         """Yield what is left before a failure, also if it is not full: everything before the failing record is delivered."""
@@ -142,12 +159,16 @@ class Lane:
         step, self._step = self._step, self._step + 1
         self._counts["delivered_samples"] += len(group.items)
         state = self.state()
-        still: set[Any] = {seq for seq, _ in self._batcher.refs(state["batcher"])}
+        still = {seq for seq, _ in self._batcher.refs(state["batcher"])}
         if self._sub:
             still.add(self._seq)
-        done = len(self._open_records - still)
-        self._open_records &= still
+        done, self._num_open = self._num_open - len(still), len(still)
         return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done)
+
+    def _count_run(self, num_records: int) -> None:
+        self._num_open += num_records
+        self._counts["records"] += num_records
+        self._counts["samples"] += num_records
 
     def _keep(self, seq: int, record: RecordId, samples: Sequence[Sample]) -> None:
         """Hold on to the samples that the saved buffer refers to."""

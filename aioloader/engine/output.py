@@ -16,6 +16,9 @@ from aioloader.protocols import Collator, Json, RecordId
 
 __all__ = ["Ready", "TensorArray", "collate", "to_arrays"]
 
+_TENSOR_DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split())
+"""What torch takes from NumPy; arrays of text, objects, dates and the like stay arrays."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorArray:
@@ -94,9 +97,9 @@ def to_arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _to_array(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.dtype.kind in "OUSVMm":
-            return value
-        return TensorArray(array, str(array.dtype.newbyteorder("=")) if array.dtype.isnative else str(array.dtype))
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        return TensorArray(array, str(array.dtype)) if str(array.dtype) in _TENSOR_DTYPES else value
     if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
         return _tensor_to_array(value)
     return value

@@ -135,7 +135,9 @@ class Pipeline:
                 await self._next_epoch.wait()
             try:
                 stamper = await self._read_epoch(epoch, position, cursor)
-            except Exception as error:  # noqa: BLE001 - travels in its place and ends the pass there
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001 - also SystemExit: travels in its place and ends the pass there
                 await self._drain()
                 self._push(_Broken(source_error(error)))
                 return

@@ -16,7 +16,7 @@ from aioloader.errors import ConfigError, WorkerError
 from aioloader.pools.chunk import Block, Chunk, Failure, Outcome
 from aioloader.pools.runner import describe_failure
 from aioloader.pools.transport import decode, encode, write
-from aioloader.pools.worker import BLOCK, CHUNK, RELEASE
+from aioloader.pools.worker import BLOCK, CHUNK
 from aioloader.runtime.segments import SegmentViews
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.spawn import ForkClient, describe_exit
@@ -76,7 +76,9 @@ class ProcessPool:
         try:
             body = memoryview(bytearray(encoded.nbytes))
             write(encoded, body)
-            meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes))
+            returned = worker.returned[:]
+            del worker.returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
+            meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes, returned))
             with contextlib.suppress(WireClosedError):  # its receiver finds out as well, and says how it died
                 await worker.wire.send_async(CHUNK, meta, [body])
             await pending.done.wait()
@@ -131,10 +133,6 @@ class ProcessPool:
         try:
             while True:
                 self._settle(worker, await worker.wire.receive_async())
-                if worker.returned:
-                    returned = worker.returned[:]
-                    del worker.returned[: len(returned)]  # the same list goes on: views made earlier add to it
-                    await worker.wire.send_async(RELEASE, pickle.dumps(returned))
         except (WireClosedError, ValueError):
             exitcode = await self._forks.exit_of(worker.pid, _EXIT_TIMEOUT_S)
             self._lose(

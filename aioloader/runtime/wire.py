@@ -9,6 +9,7 @@ wait for the descriptor, so that one state machine serves workers (blocking), th
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -67,6 +68,15 @@ class Wire:
         self._sock.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+    async def aclose(self) -> None:
+        """Close, after a send that is under way: it ends with `WireClosedError`, also if the other end reads no more."""
+        with contextlib.suppress(OSError):  # closed already, or never connected
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._send_lock is not None:
+            async with self._send_lock:  # closing what a task waits for would leave it waiting for ever
+                pass
+        self.close()
 
     # Receiving
 
@@ -218,6 +228,8 @@ class _Outgoing:
     """A frame being sent: the parts not yet sent, and the descriptors until the first byte is."""
 
     def __init__(self, kind: int, meta: Buffer, body: Sequence[Buffer], descriptors: Sequence[int]) -> None:
+        if len(descriptors) > _MAX_DESCRIPTORS:
+            raise ValueError(f"Wire.send: expected at most {_MAX_DESCRIPTORS} descriptors, got {len(descriptors)}; send several messages.")
         views = [memoryview(part).cast("B") for part in body if len(part)]
         header = _HEADER.pack(kind, len(descriptors), len(meta), sum(len(view) for view in views))
         self.parts: list[Buffer] = [header + meta, *views] if len(meta) < 4096 else [header, memoryview(meta), *views]
