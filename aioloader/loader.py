@@ -272,7 +272,7 @@ class Loader:
             iterator.close(
                 ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
             )
-        run = Run(state=self._state, end_epoch=self._end_epoch(), resumed=self._resumed)
+        run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=self._resumed)
         if self._pool == "inline":
             feed: InlineFeed | Host = InlineFeed(self._plan, run, self._preprocess)
         else:

@@ -10,7 +10,7 @@ from aioloader.errors import ConfigError
 from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
 
-__all__ = ["check_choice", "check_int", "default_workers", "lane_map", "not_yet", "parse_bytes"]
+__all__ = ["check_callable", "check_choice", "check_int", "default_workers", "lane_map", "not_yet", "parse_bytes"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 

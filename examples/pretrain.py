@@ -43,11 +43,12 @@ def main() -> None:
     loader = Loader(
         TextFiles(stdlib_files(), errors="replace"),
         preprocess=Tokenize(args.tokenizer),
-        batch=Pack(256, rows=2),
+        batch=Pack(256, rows=2, overflow="truncate"),
         collate=PretrainCollator(),
         mesh=mesh,
         epochs=None,
         workers=1,
+        buffer_size=16,
     )
     args.output.mkdir(parents=True, exist_ok=True)
     columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.description}"))

@@ -1,1 +1,3 @@
 """Where batches become tensors and meet the trainer."""
+
+__all__: list[str] = []

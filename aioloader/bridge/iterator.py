@@ -48,10 +48,11 @@ class InlineFeed:
     """A pass that runs in the caller's thread, one micro-batch at a time."""
 
     def __init__(self, plan: Plan, run: Run, preprocess: Preprocess) -> None:
+        self._plan = plan
+        self._preprocess = preprocess
         self._stages = Stages()
-        self._pass = InlinePass(plan, run, preprocess, self._stages)
-        self._batches: Iterator[Ready] = iter(self._pass)
         self._num_records = 0
+        self._start(run)
 
     def fileno(self) -> int:
         """Return -1: there is nothing to wait on."""
@@ -59,10 +60,11 @@ class InlineFeed:
 
     def try_receive(self) -> Ready:
         """Make and return the next micro-batch."""
-        try:
-            ready = next(self._batches)
-        except StopIteration:
-            raise Ended(self._pass.next_state) from None
+        while (ready := next(self._batches, None)) is None:
+            following = self._pass.following()
+            if following is None:
+                raise Ended(self._pass.next_state)
+            self._start(following)
         self._num_records = ready.num_records
         return ready
 
@@ -78,6 +80,10 @@ class InlineFeed:
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
+
+    def _start(self, run: Run) -> None:
+        self._pass = InlinePass(self._plan, run, self._preprocess, self._stages)
+        self._batches: Iterator[Ready] = iter(self._pass)
 
     def stats(self) -> dict[str, Any]:
         """Return the numbers of the pass."""
@@ -214,5 +220,5 @@ def _lasting(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     return ClosedError(
-        f"iterator: expected to go on, got one whose last wait was ended by {type(error).__name__}; start a new loop, from a state if need be."
+        f"iterator: expected one that was not interrupted, got one whose last wait ended by {type(error).__name__}; start a new loop."
     )

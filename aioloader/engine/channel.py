@@ -161,7 +161,7 @@ def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:
     try:
         return dumps(fields)
     except Exception as error:
-        (record, seq, _), *_ = ready.records or [(None, None, 0)]
+        record, seq, _ = ready.records[0] if ready.records else (None, None, 0)
         raise BatchError(
             f"the collator must return what can move to the trainer's process, got fields {sorted(map(str, fields))} of micro-batch "
             f"{ready.step}, which cannot: {type(error).__name__}: {error}; return arrays, tensors or plain data",

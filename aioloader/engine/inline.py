@@ -42,11 +42,15 @@ class InlinePass:
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial)
         self._progress = Progress(plan, run)
 
+    def following(self) -> Run | None:
+        """Return the pass to run next if this one was resumed at its end."""
+        return self._progress.following(self.next_state)
+
     def __iter__(self) -> Iterator[Ready]:
         """Yield the micro-batches in order; raise what failed after everything before it."""
         place = self._run.state["source"]
         epoch, position, cursor = place["epoch"], place["position"], place["cursor"]
-        while True:
+        while not self._progress.is_over(epoch):
             stamper = Stamper(
                 self._plan.lanes, self._plan.batching, self._run.state, epoch=epoch, position=position, even=not self._plan.keep_partial
             )
@@ -54,10 +58,10 @@ class InlinePass:
             for row in stamper.held:
                 self._assembler.drop_record(row[0])
             yield from self._collated(self._assembler.end_epoch(epoch))
-            if self._progress.is_last(epoch):
-                self.next_state = self._progress.next_pass(self._assembler)
-                return
             epoch, position, cursor = epoch + 1, 0, None
+            if not self._progress.is_over(epoch):
+                self._progress.check_epoch(epoch - 1)
+        self.next_state = self._progress.next_pass(self._assembler)
 
     def _epoch(self, stamper: Stamper, epoch: int, cursor: Cursor | None) -> Iterator[Ready]:
         queue = Queue()

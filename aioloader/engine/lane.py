@@ -10,7 +10,7 @@ State of a lane, as of a micro-batch:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -44,13 +44,18 @@ def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
         "sub": 0,
         "step": 0,
         "batcher": batching.start().state(),
-        "counts": dict.fromkeys(_COUNTS, 0),
+        "counts": {**dict.fromkeys(_COUNTS, 0), **_named(batching.start().counters())},
     }
 
 
 def oldest_seq(batching: Batching, state: Json) -> int:
     """Return the first record that a lane in this state needs again."""
     return min([int(state["seq"]), *(seq for seq, _ in batching.start().refs(state["batcher"]))])
+
+
+def _named(counters: Mapping[str, int]) -> dict[str, int]:
+    """Return what a batcher counted under names of its own."""
+    return {f"batching_{name}": number for name, number in counters.items()}
 
 
 class Lane:
@@ -147,13 +152,9 @@ class Lane:
             "seq": self._seq,
             "sub": self._sub,
             "step": self._step,
-            "batcher": self._batcher.state(),
-            "counts": {**self._counts, **self._batcher_counts()},
+            "batcher": self._batcher.state() if self._refs is None else self._saved,
+            "counts": {**self._counts, **_named(self._batcher.counters())} if self._refs is None else dict(self._counts),
         }
-
-    def _batcher_counts(self) -> dict[str, int]:
-        extra = self._batcher.counters()
-        return {f"batching_{name}": number for name, number in extra.items() if number}
 
     def _batch(self, group: Group, epoch: int | None = None) -> LaneBatch:
         step, self._step = self._step, self._step + 1

@@ -16,7 +16,10 @@ from aioloader.protocols import Collator, Json, RecordId
 
 __all__ = ["Ready", "TensorArray", "collate", "to_arrays"]
 
-_TENSOR_DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split())
+_TENSOR_DTYPES = frozenset(
+    {"bool", "complex64", "complex128", "float16", "float32", "float64"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
 """What torch takes from NumPy; arrays of text, objects, dates and the like stay arrays."""
 
 

@@ -98,10 +98,13 @@ class Pipeline:
         self._epoch = 0
         self._next_index = 0
         self._progress = Progress(plan, run)
-        self._next_epoch = Signal()
         self._error: AioLoaderError | None = None
         self._collate_s = 0.0
         self._collate_thread: CallThread | None = None
+
+    def following(self, state: Json) -> Run | None:
+        """Return the pass to run next if this one was resumed at its end; `state` is what `run` returned."""
+        return self._progress.following(state)
 
     async def run(self) -> Json:
         """Run the pass and return the state at the start of the next one.
@@ -130,9 +133,7 @@ class Pipeline:
     async def _produce(self) -> None:
         place = self._run.state["source"]
         epoch, position, cursor = place["epoch"], place["position"], place["cursor"]
-        while True:
-            if self._progress.may_be_last(epoch - 1):
-                await self._next_epoch.wait()
+        while not self._progress.is_over(epoch):
             try:
                 stamper = await self._read_epoch(epoch, position, cursor)
             except anyio.get_cancelled_exc_class():
@@ -162,11 +163,14 @@ class Pipeline:
                     raise
                 self._progress.cursors.add((epoch, stamper.position), at)
                 if span is None:
-                    slots.drop(taken + len(stamper.held))
+                    slots.drop(taken)
+                    slots.discard(len(stamper.held))
                     return stamper
                 self._stages.source.add(len(span.records), time.perf_counter() - started)
+                held = len(stamper.held)
                 passed = stamper.stamp(span, self._queue)
                 slots.drop(taken - len(span.records) + passed)
+                slots.hold(len(stamper.held) - held)
                 self._queued.notify()
         finally:
             with anyio.CancelScope(shield=True):  # files and generators are closed whatever ends the pass
@@ -213,6 +217,8 @@ class Pipeline:
     # Assembling
 
     async def _assemble(self) -> Json:
+        if self._progress.is_over(self._run.state["source"]["epoch"]):
+            return self._progress.next_pass(self._assembler)
         while True:
             entry = await self._next_in_order()
             error = None if isinstance(entry, _EpochEnd) else entry.error
@@ -238,9 +244,9 @@ class Pipeline:
         error = await self._hand_over_all(self._assembler.end_epoch(entry.epoch))
         if error is not None:
             raise error
-        if self._progress.is_last(entry.epoch):
+        if self._progress.is_over(entry.epoch + 1):
             return self._progress.next_pass(self._assembler)
-        self._next_epoch.notify()
+        self._progress.check_epoch(entry.epoch)
         return None
 
     async def _hand_over_all(self, turns: Iterator[Turn]) -> AioLoaderError | None:

@@ -35,11 +35,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One pass: from `state` through the epochs before `end_epoch` (None: without end).
-
-    A resumed pass that has nothing left to deliver goes on with one more epoch, so that no pass is empty.
-    """
+    """One pass: from `state` through the epochs before `end_epoch` (None: without end); a pass has `epochs` of them."""
 
     state: Json
     end_epoch: int | None
+    epochs: int | None = 1
     resumed: bool = False
+
+    def following(self, state: Json) -> Run:
+        """Return the pass after this one: what a resumed pass that has nothing left goes on with, so that none is empty."""
+        end_epoch = None if self.epochs is None else int(state["source"]["epoch"]) + self.epochs
+        return Run(state=state, end_epoch=end_epoch, epochs=self.epochs)

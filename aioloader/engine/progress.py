@@ -19,7 +19,6 @@ class Progress:
         self.num_delivered = 0
         self._plan = plan
         self._run = run
-        self._end_epoch = run.end_epoch
         self._num_before_epoch = 0
         self._first_epoch = run.state["source"]["epoch"]
 
@@ -28,40 +27,36 @@ class Progress:
         place = oldest_place(self._plan.lanes, self._plan.batching, turn.lanes)
         return {
             **self._run.state,
-            "end_epoch": self._end_epoch,
+            "end_epoch": self._run.end_epoch,
             "source": self.cursors.before(place),
             "turn": turn.turn,
             "lanes": turn.lanes,
         }
 
-    def may_be_last(self, epoch: int) -> bool:
-        """Return whether the pass may end with this epoch; what comes after it must not be read before `is_last` is known."""
-        return self._end_epoch is not None and epoch + 1 >= self._end_epoch
+    def is_over(self, epoch: int) -> bool:
+        """Return whether the pass ends before this epoch."""
+        return self._run.end_epoch is not None and epoch >= self._run.end_epoch
 
-    def is_last(self, epoch: int) -> bool:
-        """Return whether the pass ends with this epoch, all of whose micro-batches were handed over.
-
-        A resumed pass that had nothing left to deliver gets one more epoch: no resumed pass is empty.
+    def check_epoch(self, epoch: int) -> None:
+        """Check, after an epoch that is not the last one, that the pass gets on.
 
         Raises:
             SourceError: A whole epoch gave nothing, and the pass would go on for ever.
         """
-        if self.may_be_last(epoch):
-            if self.num_delivered or not self._run.resumed or epoch > self._first_epoch:
-                return True
-            self._end_epoch = epoch + 2
-            return False
         if self.num_delivered == self._num_before_epoch and epoch > self._first_epoch:
             raise SourceError(
                 f"expected epoch {epoch} to give at least one micro-batch, got none, and would go on for ever; "
                 "use fewer samples per micro-batch, fewer lanes, or end='pad'"
             )
         self._num_before_epoch = self.num_delivered
-        return False
 
     def next_pass(self, assembler: Assembler) -> Json:
         """Return the state at the start of the pass after this one."""
-        assert self._end_epoch is not None
-        epoch = self._end_epoch
+        assert self._run.end_epoch is not None
+        epoch = max(self._run.end_epoch, self._first_epoch)
         place = {"epoch": epoch, "position": 0, "cursor": None}
         return {**self._run.state, **assembler.next_pass(epoch), "end_epoch": None, "source": place}
+
+    def following(self, state: Json) -> Run | None:
+        """Return what to run next if this pass was a resumed one that had nothing left to deliver."""
+        return self._run.following(state) if self._run.resumed and not self.num_delivered else None

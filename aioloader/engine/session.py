@@ -92,10 +92,13 @@ class _Session:
 
     async def _run(self, run: Run, pool: ProcessPool | ThreadPool) -> None:
         """Run one pass and say how it ended."""
-        pipeline = self._pipeline = Pipeline(self._plan, run, pool, self._outbox, self._stages)
-        self._outbox.budget = pipeline.budget
+        following: Run | None = run
         try:
-            state = await pipeline.run()
+            while following is not None:
+                pipeline = self._pipeline = Pipeline(self._plan, following, pool, self._outbox, self._stages)
+                self._outbox.budget = pipeline.budget
+                state = await pipeline.run()
+                following = pipeline.following(state)
         except AioLoaderError as error:
             await self._wire.send_async(ERROR, pack_error(error), [pickle.dumps(self._snapshot(pool))])
         else:

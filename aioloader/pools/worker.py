@@ -11,18 +11,19 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from aioloader.pools.chunk import Chunk, Failure, Outcome
 from aioloader.pools.rng import LazySeeding
 from aioloader.pools.runner import Preprocess, Runner, describe_failure
 from aioloader.pools.transport import Encoded, decode, encode, encode_samples, write
+from aioloader.protocols import RecordId
 from aioloader.runtime.segments import Arena
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "RELEASE", "main"]
+__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "main"]
 
-CHUNK, RELEASE = 1, 2  # from the engine
+CHUNK = 1  # from the engine; brings along which segments are free again
 BLOCK = 11  # from the worker
 
 INLINE_BYTES = 1 << 16  # below this a copy through the socket is cheaper than a segment's bookkeeping
@@ -35,12 +36,22 @@ def main(payload: bytes, descriptors: Sequence[int], prepared: Preprocess) -> No
     _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(prepared, seeding)).serve()
 
 
+class _Job(NamedTuple):
+    """A chunk as it came, not decoded yet."""
+
+    number: int
+    epoch: int
+    ids: Sequence[RecordId]
+    sizes: Sequence[int]
+    body: memoryview
+
+
 class _Worker:
     def __init__(self, wire: Wire, runner: Runner) -> None:
         self._wire = wire
         self._runner = runner
         self._arena = Arena()
-        self._queued: deque[Frame] = deque()
+        self._queued: deque[_Job] = deque()
 
     def serve(self) -> None:
         try:
@@ -55,26 +66,25 @@ class _Worker:
     def _take(self, frame: Frame | None) -> None:
         if frame is None:
             return
-        if frame.kind == CHUNK:
-            self._queued.append(frame)
-        else:
-            for number in pickle.loads(frame.meta):
-                self._arena.give_back(number)
+        assert frame.kind == CHUNK
+        number, epoch, ids, sizes, returned = pickle.loads(frame.meta)
+        for segment in returned:
+            self._arena.give_back(segment)
+        self._queued.append(_Job(number, epoch, ids, sizes, frame.body))
 
-    def _answer(self, frame: Frame) -> None:
-        number, epoch, ids, sizes = pickle.loads(frame.meta)
+    def _answer(self, job: _Job) -> None:
         started = time.perf_counter()
-        outcome = self._run(epoch, ids, sizes, frame)
+        outcome = self._run(job)
         service_s = time.perf_counter() - started
         outcome, encoded = _encode(outcome)
-        self._send(number, outcome, encoded, service_s)
+        self._send(job.number, outcome, encoded, service_s)
 
-    def _run(self, epoch: int, ids: Any, sizes: Any, frame: Frame) -> Outcome:
+    def _run(self, job: _Job) -> Outcome:
         try:
-            records = decode(sizes, frame.body)
+            records = decode(job.sizes, job.body)
         except BaseException as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
             return Outcome(0, [], [], describe_failure(error))
-        return self._runner.run(Chunk(epoch, records, ids))
+        return self._runner.run(Chunk(job.epoch, records, job.ids))
 
     def _send(self, number: int, outcome: Outcome, encoded: Encoded, service_s: float) -> None:
         counts, failure = outcome.counts, outcome.failure
@@ -84,7 +94,7 @@ class _Worker:
             meta = pickle.dumps((number, outcome.num_done, counts, failure, service_s, encoded.sizes, None, self._retired()))
             self._wire.send(BLOCK, meta, [memory])
             return
-        while (waiting := self._wire.try_receive()) is not None:  # returned segments wait behind the queued chunk
+        while (waiting := self._wire.try_receive()) is not None:  # returned segments come with the queued chunk
             self._take(waiting)
         segment = self._arena.take(encoded.nbytes)
         write(encoded, segment.memory)

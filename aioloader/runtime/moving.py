@@ -7,6 +7,7 @@ private copy of the generator in the state it had in the trainer, and all would 
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import random
@@ -17,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from aioloader.errors import ConfigError
+from aioloader.errors import AioLoaderError, ConfigError
 
 __all__ = ["dumps", "pack_argument", "pack_error", "unpack_error"]
 
@@ -63,11 +64,15 @@ def pack_argument(where: str, value: Any, *, do: str) -> bytes:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Return an error as bytes, with its cause where that can be moved and with the cause's traceback as text in any case."""
+    """Return an error as bytes, with its cause where that can be moved and with the cause's traceback as text in any case.
+
+    Facts of our own errors that cannot be moved become their `repr`; other errors that cannot be moved become text.
+    """
     cause = error.__cause__
     if cause is not None and getattr(error, "remote_traceback", None) is None:
         error.add_note("Traceback where it happened:\n" + "".join(traceback.format_exception(cause)).rstrip())
-    return pickle.dumps((_movable(error), _movable(cause)))
+    movable = _movable(error) or _movable(_with_plain_facts(error)) or dumps(AioLoaderError(f"{type(error).__name__}: {error}"))
+    return pickle.dumps((movable, _movable(cause)))
 
 
 def unpack_error(data: bytes | bytearray | memoryview) -> BaseException:
@@ -78,16 +83,36 @@ def unpack_error(data: bytes | bytearray | memoryview) -> BaseException:
     return error
 
 
+def _with_plain_facts(error: BaseException) -> BaseException:
+    """Return a copy of the error whose attributes can all be moved."""
+    try:
+        plain = copy.copy(error)
+        for name, value in vars(plain).items():
+            if not _moves(value):
+                setattr(plain, name, repr(value))
+    except BaseException:  # noqa: BLE001 - a foreign __reduce__ or __repr__ may raise anything
+        return error
+    return plain
+
+
+def _moves(value: object) -> bool:
+    try:
+        pickle.loads(dumps(value))
+    except BaseException:  # noqa: BLE001 - a foreign __reduce__ may raise anything
+        return False
+    return True
+
+
 def _movable(error: BaseException | None) -> bytes | None:
     """Return an exception pickled, or None if it would not come back as what it is."""
     if error is None:
         return None
     try:
         data = dumps(error)
-        copy = pickle.loads(data)
+        again = pickle.loads(data)
     except BaseException:  # noqa: BLE001 - exceptions with several required arguments fail in many ways
         return None
-    return data if type(copy) is type(error) and str(copy) == str(error) else None
+    return data if type(again) is type(error) and str(again) == str(error) else None
 
 
 def _name(value: object) -> str:

@@ -24,11 +24,18 @@ class CallThread:
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopped = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     async def call(self, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-        """Run `function(*args)` in the thread and return its result or raise its exception."""
+        """Run `function(*args)` in the thread and return its result or raise its exception.
+
+        Raises:
+            RuntimeError: It raised what is no `Exception` (that is the cause), or the thread was stopped.
+        """
+        if self._stopped:
+            raise RuntimeError(f"CallThread {self._thread.name}: expected calls before stop, got one after it; start another thread.")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -45,6 +52,7 @@ class CallThread:
 
     def stop(self) -> None:
         """Let the thread end after the calls already made; does not wait."""
+        self._stopped = True
         self._calls.put(None)
 
     def join(self, timeout_s: float) -> bool:
@@ -69,6 +77,9 @@ def _finish(future: asyncio.Future[T], value: T) -> None:
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
-        if isinstance(error, StopIteration):
-            error = RuntimeError(f"StopIteration left a blocking call: {error!r}")
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):
+            # Some would stop the loop, some would be taken for a cancellation, and a future refuses a StopIteration.
+            wrapped = RuntimeError(f"{type(error).__name__} left a blocking call: {error!r}")
+            wrapped.__cause__ = error
+            error = wrapped
         future.set_exception(error)

@@ -1,0 +1,58 @@
+"""What Python has: a loop in one process, and `multiprocessing.Pool`."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.benchmarks.work import MakeBatch, Sample, Work, in_batches, to_tensors
+
+__all__ = ["nothing", "pool", "pool_64", "serial"]
+
+
+@contextmanager
+def serial(work: Work, workers: int) -> Iterator[Iterator[Any]]:
+    """Make the batches here, one after the other: the rate that `workers` processes could multiply at best."""
+    yield map(MakeBatch(work, as_tensors=True), in_batches(work))
+
+
+@contextmanager
+def nothing(work: Work, workers: int) -> Iterator[Iterator[Any]]:
+    """Hand over one and the same batch again and again: what a trainer does without a loader."""
+    batches = in_batches(work)
+    batch = MakeBatch(work, as_tensors=True)(batches[0])
+    yield (batch for _ in batches)
+
+
+@contextmanager
+def pool(work: Work, workers: int) -> Iterator[Iterator[Any]]:
+    """Map over the records with the default chunk size of `Pool.imap`: 1."""
+    with multiprocessing.Pool(workers) as processes:
+        yield _collated(work, processes.imap(_MakeSample(work), range(work.num_records)))
+
+
+@contextmanager
+def pool_64(work: Work, workers: int) -> Iterator[Iterator[Any]]:
+    """Map over the records in chunks of 64."""
+    with multiprocessing.Pool(workers) as processes:
+        yield _collated(work, processes.imap(_MakeSample(work), range(work.num_records), chunksize=64))
+
+
+@dataclass(frozen=True, slots=True)
+class _MakeSample:
+    work: Work
+
+    def __call__(self, index: int) -> Sample:
+        return self.work.sample(self.work.record(index))
+
+
+def _collated(work: Work, samples: Iterator[Sample]) -> Iterator[Any]:
+    waiting: list[Sample] = []
+    for sample in samples:
+        waiting.append(sample)
+        if len(waiting) == work.batch_size:
+            yield to_tensors(work.collate(waiting))
+            waiting = []

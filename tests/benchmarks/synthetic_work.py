@@ -1,0 +1,129 @@
+"""Workloads that need no data: no work at all, a Python loop, large samples, a heavy tail."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.work import Array, Sample, stack
+
+__all__ = ["Arrays", "HeavyTail", "PythonLoop", "Tokens", "iterations_for", "python_loop"]
+
+_ROWS = 4096
+_HEAVY_SHARE = 0.005
+_HEAVY_FACTOR = 60
+_KNUTH = 2654435761  # spreads consecutive indices over 32 bits
+
+
+@functools.cache
+def _token_table(length: int) -> Array:
+    return np.random.default_rng(0).integers(0, 50_000, size=(_ROWS, length), dtype=np.int64)
+
+
+def python_loop(iterations: int) -> int:
+    """Return a number that takes `iterations` turns of a Python loop to find."""
+    total = 1
+    for turn in range(iterations):
+        total = (total * 31 + turn) & 0xFFFFFF
+    return total
+
+
+def iterations_for(duration_s: float) -> int:
+    """Return how many iterations of `python_loop` take `duration_s` on this machine when nothing disturbs it."""
+    probe = 20_000
+    fastest = min(_timed(probe) for _ in range(20))
+    return max(1, round(probe * duration_s / fastest))
+
+
+def _timed(iterations: int) -> float:
+    started = time.perf_counter()
+    python_loop(iterations)
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Rows of a table of `int64[length]`: what is measured is the cost of moving them."""
+
+    num_records: int
+    batch_size: int
+    length: int = 64
+    window: int = 2048
+    is_large: bool = False
+
+    def record(self, index: int) -> int:
+        return index
+
+    def sample(self, record: int) -> Sample:
+        return {"input_ids": _token_table(self.length)[record % _ROWS]}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        return stack(samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonLoop:
+    """A loop in Python for each record, then a small sample."""
+
+    num_records: int
+    batch_size: int
+    iterations: int
+    window: int = 2048
+    is_large: bool = False
+
+    def record(self, index: int) -> int:
+        return index
+
+    def sample(self, record: int) -> Sample:
+        found = python_loop(self.iterations)
+        return {"input_ids": _token_table(64)[record % _ROWS] ^ found}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        return stack(samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrays:
+    """Large samples: `float32[side, side]`, filled with a number that tells them apart."""
+
+    num_records: int
+    batch_size: int
+    side: int = 1024
+    window: int = 32
+    is_large: bool = True
+
+    def record(self, index: int) -> int:
+        return index
+
+    def sample(self, record: int) -> Sample:
+        return {"pixels": np.full((self.side, self.side), record % 65_536, dtype=np.float32)}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        return stack(samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeavyTail:
+    """Each record waits `wait_s`, one in 200 waits 60 times as long. It waits, and does not compute: the order is measured, not the cores."""
+
+    num_records: int
+    batch_size: int
+    wait_s: float
+    window: int = 2048
+    is_large: bool = False
+
+    def record(self, index: int) -> int:
+        return index
+
+    def sample(self, record: int) -> Sample:
+        is_heavy = (record * _KNUTH) % 2**32 < _HEAVY_SHARE * 2**32
+        time.sleep(self.wait_s * (_HEAVY_FACTOR if is_heavy else 1))
+        return {"input_ids": _token_table(64)[record % _ROWS]}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        return stack(samples)

@@ -1,0 +1,121 @@
+"""What the contract tests share: functions that travel to workers, hosts and pools to run on, and what a run delivered as data.
+
+Light on purpose: the engine's processes import it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aioloader.state import function_fingerprint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Options = dict[str, Any]
+
+INLINE: Options = {"workers": 0}
+THREADS: Options = {"host": "thread", "pool": "thread", "workers": 2}
+PROCESSES: Options = {"host": "process", "pool": "process", "workers": 2}
+THREAD_HOST: Options = {"host": "thread", "pool": "process", "workers": 2}
+SIDECAR_THREADS: Options = {"host": "process", "pool": "thread", "workers": 2}
+
+EVERY_HOST: dict[str, Options] = {
+    "inline": INLINE,
+    "threads": THREADS,
+    "processes": PROCESSES,
+    "thread-host": THREAD_HOST,
+    "sidecar-threads": SIDECAR_THREADS,
+}
+
+
+def name_of(options: Options) -> str:
+    """Return a readable test id."""
+    return "-".join(str(value) for value in options.values()) if options != INLINE else "inline"
+
+
+def collate(samples: list[Any]) -> dict[str, Any]:
+    return {"x": np.array(samples)}
+
+
+def documents(num_records: int) -> list[dict[str, Any]]:
+    """Return records with token lists of 1 to 13 tokens."""
+    return [{"number": number, "tokens": list(range(number, number + 1 + number * 7 % 13))} for number in range(num_records)]
+
+
+def some_or_many(record: dict[str, Any]) -> Any:
+    """Filter some records, make two or three samples of others."""
+    number, tokens = record["number"], np.array(record["tokens"])
+    if number % 7 == 3:
+        return None
+    if number % 5 == 1:
+        return [{"input_ids": tokens + part} for part in range(2 + number % 2)]
+    return {"input_ids": tokens}
+
+
+class SomeOrManySlowly:
+    """The same after 0 to 2 ms, different in every run; to a loader it is the same function."""
+
+    def __call__(self, record: dict[str, Any]) -> Any:
+        time.sleep(os.urandom(1)[0] / 255 * 0.002)
+        return some_or_many(record)
+
+    def fingerprint(self) -> Any:
+        return function_fingerprint(some_or_many)
+
+
+def facts(batch: Any) -> tuple[Any, ...]:
+    """Return all that a batch says, comparable: tensors bit by bit, provenance, counts and state.
+
+    The state is taken without the place where the source is to be read from: how far back the last read began depends on the
+    timing, and resuming from it gives the same.
+    """
+    fields = tuple((name, str(value.dtype), tuple(value.shape), value.numpy().tobytes()) for name, value in batch.items())
+    counts = (batch.step, batch.lane, batch.epoch, batch.num_tokens, batch.num_padding, batch.num_targets)
+    return counts, tuple(batch.samples), fields, without_source(batch.state())
+
+
+def without_source(state: Any) -> str:
+    return json.dumps({name: value for name, value in state.items() if name != "source"}, sort_keys=True)
+
+
+def all_facts(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
+    return [facts(batch) for batch in batches]
+
+
+def numbers(batches: Iterable[Any]) -> list[int]:
+    """Return the values of field `x` of all batches, one after another."""
+    return [number for batch in batches for number in batch["x"].flatten().tolist()]
+
+
+def run_script(source: str, *arguments: str, timeout_s: float = 30, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as the main module of a fresh interpreter, from the root of the repository."""
+    command = [sys.executable, "-c", textwrap.dedent(source), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s, cwd=ROOT, **options)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_dead(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Return which processes are still alive once none is or `timeout_s` have passed."""
+    deadline = time.monotonic() + timeout_s
+    left = list(pids)
+    while (left := [pid for pid in left if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left

@@ -1,0 +1,167 @@
+"""The in-flight budget: nothing is counted twice, nothing is lost, nobody waits for a slot that is there."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aioloader.runtime.budget import Budget, Slots
+
+
+class SlotsMachine(RuleBasedStateMachine):
+    """Moves records as an engine does, and remembers where each one is."""
+
+    @initialize(limit=st.integers(1, 20), batch=st.integers(1, 30))
+    def begin(self, limit: int, batch: int) -> None:
+        self.slots = Slots(limit)
+        self.batch = batch
+        self.working = self.open = self.ready = 0
+
+    @precondition(lambda self: self.slots.free())
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        free = self.slots.free()
+        assert free <= self.slots.limit
+        taken = data.draw(st.integers(1, free))
+        self.slots.start(taken)
+        self.working += taken
+        assert self.working <= self.slots.limit
+        if self.slots.in_flight > self.slots.limit:  # a batch needs more records than the limit
+            assert not self.ready
+            assert self.open
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), filtered=st.booleans())
+    def finish(self, data: st.DataObject, *, filtered: bool) -> None:
+        count = data.draw(st.integers(1, self.working))
+        (self.slots.drop if filtered else self.slots.hold)(count)
+        self.working -= count
+        self.open += 0 if filtered else count
+
+    @precondition(lambda self: self.open >= self.batch)
+    @rule()
+    def complete(self) -> None:
+        self.slots.complete(self.batch)
+        self.open -= self.batch
+        self.ready += self.batch
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def end_epoch(self) -> None:
+        self.slots.discard(self.open)
+        self.open = 0
+
+    @precondition(lambda self: self.ready)
+    @rule()
+    def deliver(self) -> None:
+        self.slots.deliver(self.batch)
+        self.ready -= self.batch
+
+    @invariant()
+    def counts(self) -> None:
+        assert (self.slots.working, self.slots.open, self.slots.ready) == (self.working, self.open, self.ready)
+        assert self.slots.in_flight == self.working + self.open + self.ready <= self.slots.peak
+        assert self.slots.free() >= 0
+
+    @invariant()
+    def always_goes_on(self) -> None:
+        can_start = self.slots.free() > 0
+        can_move = self.working or self.ready or self.open >= self.batch
+        assert can_start or can_move
+
+
+TestSlots = SlotsMachine.TestCase
+
+
+async def taken_at_once(budget: Budget, max_records: int) -> int:
+    with anyio.fail_after(5):
+        return await budget.acquire(max_records)
+
+
+async def test_takes_no_more_than_asked_and_no_more_than_free() -> None:
+    budget = Budget(10)
+    assert await taken_at_once(budget, 4) == 4
+    assert await taken_at_once(budget, 100) == 6
+    assert budget.slots.in_flight == budget.slots.peak == 10
+
+
+async def test_waits_until_a_batch_is_delivered() -> None:
+    budget = Budget(4)
+    await taken_at_once(budget, 4)
+    budget.slots.hold(4)
+    budget.slots.complete(4)
+    taken: list[int] = []
+
+    async def acquire() -> None:
+        taken.append(await budget.acquire(2))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(acquire)
+        await wait_all_tasks_blocked()
+        budget.changed()
+        await wait_all_tasks_blocked()
+        assert not taken
+        budget.slots.deliver(4)
+        budget.changed()
+    assert taken == [2]
+
+
+async def test_a_batch_larger_than_the_limit_gets_its_records() -> None:
+    budget = Budget(2)
+    for _ in range(5):
+        taken = await taken_at_once(budget, 100)
+        assert 1 <= taken <= 2
+        budget.slots.hold(taken)
+    budget.slots.complete(budget.slots.open)
+    with anyio.move_on_after(0.01) as scope:
+        await budget.acquire(1)
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8, 64, 512])
+@pytest.mark.parametrize("num_open", [0, 1, 60])
+async def test_records_that_wait_for_others_leave_the_producer_running(limit: int, num_open: int) -> None:
+    """However few slots are left, they can be taken when nothing else will ever give some back."""
+    budget = Budget(limit)
+    while budget.slots.open < num_open:
+        taken = await taken_at_once(budget, min(512, num_open - budget.slots.open))
+        budget.slots.hold(taken)
+    assert await taken_at_once(budget, 512) >= 1
+
+
+async def test_small_change_is_gathered_while_others_have_work() -> None:
+    budget = Budget(64)
+    await taken_at_once(budget, 64)
+    budget.slots.hold(32)
+    budget.slots.complete(32)
+    taken: list[int] = []
+
+    async def acquire() -> None:
+        taken.append(await budget.acquire(512))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(acquire)
+        for _ in range(7):
+            budget.slots.deliver(1)
+            budget.changed()
+            await wait_all_tasks_blocked()
+            assert not taken
+        budget.slots.deliver(1)
+        budget.changed()
+    assert taken == [8]
+
+
+async def test_cancelling_takes_nothing() -> None:
+    budget = Budget(1)
+    await taken_at_once(budget, 1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(budget.acquire, 1)
+        await wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+        budget.slots.drop(1)
+        budget.changed()
+    assert budget.slots.in_flight == 0
+    assert await taken_at_once(budget, 1) == 1
