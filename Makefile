@@ -3,7 +3,7 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := check
-.PHONY: check test test-all lint types imports demo clean
+.PHONY: check test test-all lint types imports demo bench clean
 
 check: test lint types imports
 
@@ -26,6 +26,10 @@ imports: .venv/.stamp
 demo: .venv/.stamp
 	$(BIN)/python examples/demo.py
 
+# For a part of it: make bench BENCH='--workloads overhead --contestants aioloader,dataloader-map'
+bench: .venv-bench/.stamp
+	.venv-bench/bin/python -m tests.benchmarks $(BENCH)
+
 clean:
 	rm -rf .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find aioloader adapters tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -33,4 +37,9 @@ clean:
 .venv/.stamp: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints-cpu.txt
+	touch $@
+
+.venv-bench/.stamp: pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -e '.[bench]' -c constraints-cpu.txt
 	touch $@

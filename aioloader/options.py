@@ -52,7 +52,7 @@ def parse_bytes(where: str, value: Any) -> int:
         unit = value.strip()[len(number) :].strip().lower()
         try:
             nbytes = int(float(number) * _UNITS[unit])
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             nbytes = 0
         if nbytes > 0:
             return nbytes
@@ -65,7 +65,7 @@ def default_workers() -> int:
     """Return the number of CPUs that this process may use, shared between the ranks of this machine under torchrun."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, cpus // int(local_ranks)) if local_ranks.isdigit() and int(local_ranks) > 0 else cpus
+    return max(1, cpus // int(local_ranks)) if local_ranks.isdecimal() and int(local_ranks) > 0 else cpus
 
 
 def lane_map(lanes: Any, mesh: Mesh) -> LaneMap:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 from aioloader.errors import ConfigError, ResumeError
@@ -28,6 +29,8 @@ __all__ = ["STATE_VERSION", "check_state", "fresh_state", "function_fingerprint"
 
 STATE_VERSION = 1
 _KEYS = ("version", "fingerprint", "num_lanes", "dp_rank", "dp_size", "end_epoch", "source", "turn", "lanes")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""What makes the default `repr` of the same object differ from one process to the next."""
 
 
 def fresh_state(fingerprint: Json, lanes: LaneMap, rank_state: Mapping[str, Json], epoch: int) -> Json:
@@ -58,6 +61,8 @@ def check_state(state: Any, present: Json, *, accept: Collection[str] = ()) -> N
     if state["version"] != STATE_VERSION:
         raise ResumeError([("version", state["version"], STATE_VERSION)], do="load it with the version of aioloader that saved it")
     differences = [(name, state[name], present[name]) for name in ("num_lanes", "dp_rank", "dp_size") if state[name] != present[name]]
+    if not differences and (not isinstance(state["lanes"], Mapping) or state["lanes"].keys() != present["lanes"].keys()):
+        raise ResumeError([("lanes", _names(state["lanes"]), _names(present["lanes"]))], do="pass what state_dict() returned, whole")
     saved, here = _flatten(state["fingerprint"]), _flatten(present["fingerprint"])
     for name in sorted(saved.keys() | here.keys()):
         if saved.get(name) != here.get(name) and not _is_accepted(name, accept):
@@ -78,7 +83,7 @@ def function_fingerprint(function: Callable[..., Any] | None) -> Json:
     if isinstance(function, functools.partial):
         return {
             "partial": function_fingerprint(function.func),
-            "arguments": _digest(repr((function.args, sorted(function.keywords.items())))),
+            "arguments": _digest(_ADDRESS.sub("", repr((function.args, sorted(function.keywords.items()))))),
         }
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType):
@@ -89,19 +94,20 @@ def function_fingerprint(function: Callable[..., Any] | None) -> Json:
 def object_fingerprint(value: Any) -> Json:
     """Return `value.fingerprint()` where there is one, else the name of its class and its code."""
     own = getattr(value, "fingerprint", None)
-    if callable(own):
+    if callable(own) and not isinstance(value, type):
         return require_json(dict(own()), where=f"{type(value).__qualname__}.fingerprint()")
     if hasattr(value, "__code__"):
         return function_fingerprint(value)
     code = getattr(type(value).__dict__.get("__call__"), "__code__", None)
-    return {"name": type(value).__qualname__, "code": _digest(_code_text(code)) if isinstance(code, CodeType) else None}
+    named = value if isinstance(value, type | BuiltinFunctionType) else type(value)
+    return {"name": named.__qualname__, "code": _digest(_code_text(code)) if isinstance(code, CodeType) else None}
 
 
 def require_json(value: Any, *, where: str) -> Json:
-    """Return `value` if JSON keeps it as it is.
+    """Return `value` as JSON gives it back: tuples become lists, keys become text.
 
     Raises:
-        ConfigError: JSON would refuse or change it.
+        ConfigError: JSON refuses it.
     """
     try:
         copy = json.loads(json.dumps(value))
@@ -119,6 +125,10 @@ def _flatten(value: Json, prefix: str = "") -> dict[str, Json]:
     for name, part in value.items():
         flat.update(_flatten(part, f"{prefix}.{name}" if prefix else str(name)))
     return flat
+
+
+def _names(lanes: Any) -> str:
+    return f"lanes {', '.join(lanes)}" if isinstance(lanes, Mapping) else "no mapping"
 
 
 def _is_accepted(name: str, accepted: Collection[str]) -> bool:

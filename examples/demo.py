@@ -117,9 +117,9 @@ def compare(whole: list[list[Entry]], before_kill: list[list[Entry]], interrupte
     first, second = ({entry["step"]: entry for entry in run[0]} for run in (before_kill, resumed))
     table = Table("step", "uninterrupted", "until the kill", "resumed", "bit for bit", title="loss")
     for step in range(1, STEPS + 1):
-        entries = [run.get(step) for run in (expected[0], first, second)]
+        cells = [run.get(step) for run in (expected[0], first, second)]
         verdict = "equal" if same_steps(step, expected, interrupted) else "[bold red]different"
-        table.add_row(str(step), *(f"{float.fromhex(entry['loss']):.4f}" if entry else "" for entry in entries), verdict)
+        table.add_row(str(step), *(f"{float.fromhex(entry['loss']):.4f}" if entry else "" for entry in cells), verdict)
     console.print(table)
 
     if not all(same_steps(step, expected, interrupted) for step in range(1, STEPS + 1)):

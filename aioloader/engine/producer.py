@@ -118,8 +118,9 @@ class CursorLog:
         self._entries: deque[_Entry] = deque()
 
     def add(self, place: Place, cursor: Cursor | None) -> None:
-        """Note the cursor of the record at `place`; places rise."""
-        self._entries.append(_Entry(place, cursor))
+        """Note the cursor of the record at `place`; places rise. Without a cursor only the first record of an epoch is noted."""
+        if cursor is not None or place[1] == 0:
+            self._entries.append(_Entry(place, cursor))
 
     def before(self, place: Place) -> Json:
         """Return the last cursor at or before `place`, as it goes into a state; earlier ones are forgotten."""

@@ -1,4 +1,7 @@
-"""Who takes part. A contestant turns a workload into an iterable of batches: dicts of tensors, every one in the same order but where it says so."""
+"""Who takes part.
+
+A contestant turns a workload into an iterable of batches, dicts of tensors: the same batches, in the same order but where it says so.
+"""
 
 from __future__ import annotations
 

@@ -27,6 +27,4 @@ def streamed(work: Work, workers: int) -> Iterator[Iterable[Any]]:
         return dict(work.sample(example["record"]))
 
     stream = IterableDataset.from_generator(read, gen_kwargs={"batches": in_batches(work)}).map(make, remove_columns=["record"])
-    yield DataLoader(
-        stream, work.batch_size, num_workers=workers, collate_fn=Collate(work), prefetch_factor=prefetch_factor(work, workers)
-    )
+    yield DataLoader(stream, work.batch_size, num_workers=workers, collate_fn=Collate(work), prefetch_factor=prefetch_factor(work, workers))

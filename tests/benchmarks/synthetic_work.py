@@ -109,7 +109,10 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeavyTail:
-    """Each record waits `wait_s`, one in 200 waits 60 times as long. It waits, and does not compute: the order is measured, not the cores."""
+    """Each record waits `wait_s`, one in 200 waits 60 times as long.
+
+    It waits and does not compute, so that waiting for the order is measured, and not competition for cores.
+    """
 
     num_records: int
     batch_size: int

@@ -15,7 +15,7 @@ from aioloader.pools.chunk import Outcome
 from aioloader.runtime.budget import Slots
 from tests.engine.lane_cases import Case, Drive, cases, expected, view
 
-properties = settings(max_examples=3000)
+properties = settings(max_examples=150)
 seeds = st.integers(0, 10_000)
 
 
@@ -103,6 +103,30 @@ def test_states_are_small_and_of_one_shape(case: Case, seed: int) -> None:
         keys.add((tuple(state), *(tuple(lane) for lane in state["lanes"].values())))
         assert set(state["lanes"]) == {str(lane) for lane in case.lanes(0).served}
     assert len(keys) <= 1
+
+
+def alone(records: list[list[int]], batching: FixedBatch | Pack) -> Case:
+    return Case(records=records, num_lanes=1, dp_size=1, batching=batching, keep_partial=True, num_epochs=1)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        alone([[2, 0]], Pack(1)),  # between two groups of one sample, with another sample of the record to come
+        alone([[3], [], [], [1]], Pack(1)),  # between two groups, with records to come that give nothing
+        alone([[1], [9, 1, 2], [4]], Pack(2)),
+        alone([[1, 1, 1, 1], [], [1, 1, 1]], FixedBatch(2)),
+        alone([[3]], Pack(1, rows=2, overflow="truncate")),  # at the end, with nothing left to read but counters to keep
+    ],
+)
+def test_resume_at_awkward_places(case: Case) -> None:
+    whole = Drive(case, 0, case.fresh(0), 0)
+    steps = list(whole.steps())
+    for at, step in enumerate(steps):
+        again = Drive(case, 0, json.loads(step.state), 0)
+        assert [(one.batch, one.lanes) for one in again.steps()] == [(one.batch, one.lanes) for one in steps[at + 1 :]]
+        assert again.ended == whole.ended
+        assert again.slots.in_flight == 0
 
 
 # A failure ends the run early

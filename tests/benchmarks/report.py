@@ -1,0 +1,130 @@
+"""The results as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tests.benchmarks.contestants import OURS, REFERENCES
+from tests.benchmarks.goals import BEST_PEER, DATALOADER, Medians, Verdict, judge, reference
+from tests.benchmarks.rounds import Result
+
+__all__ = ["as_json", "as_text", "head", "medians", "verdicts"]
+
+_NO_COLUMN = {"cpu_total_s"}
+
+
+def head(facts: dict[str, Any]) -> str:
+    """Return what a reader must know of a run: command, hardware, versions, date."""
+    machine, versions = facts["machine"], facts["versions"]
+    return "\n".join(
+        [
+            f"command   {facts['command']}",
+            f"date      {facts['date']}",
+            f"machine   {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
+            f"load before {machine['load_before']}",
+            f"versions  {', '.join(f'{name} {version}' for name, version in versions.items())}",
+            f"workers   {facts['workers']}; fresh process for each run; contestants by turns; medians of {facts['rounds']} rounds"
+            f"{'; QUICK: sizes too small for numbers to believe' if facts['is_quick'] else ''}",
+        ]
+    )
+
+
+def medians(result: Result) -> Medians:
+    """Return contestant -> number -> median."""
+    return {row.contestant: {name: summary.median for name, summary in row.numbers.items()} for row in result.rows}
+
+
+def verdicts(result: Result, *, workers: int) -> list[Verdict]:
+    """Return what became of each goal of the workload."""
+    found = medians(result)
+    return [judge(goal, found, workers=workers) for goal in result.workload.goals]
+
+
+def as_text(result: Result, *, workers: int) -> str:
+    """Return the table of one workload, best first, with the goals below it."""
+    workload = result.workload
+    lines = [f"{workload.name}: {workload.title}; {result.num_records} records"]
+    lines += _table(result)
+    lines += [f"  left out: {name}: {reason}" for name, reason in result.left_out.items()]
+    lines += [f"  NOT THE SAME WORK: {text}" for text in result.disagreements]
+    lines += _ratios(result, workers)
+    for verdict in verdicts(result, workers=workers):
+        word = {True: "reached", False: "MISSED", None: "not judged"}[verdict.is_reached]
+        value = "" if verdict.value is None else f": {verdict.value:.3g}"
+        lines.append(f"  {word}: {verdict.goal.text}{value}")
+    return "\n".join(lines)
+
+
+def as_json(results: Iterable[Result], facts: dict[str, Any], *, workers: int) -> dict[str, Any]:
+    """Return everything that was measured."""
+    return {**facts, "workloads": [_result_json(result, workers) for result in results]}
+
+
+def _table(result: Result) -> list[str]:
+    headline = result.workload.headline
+    rows = sorted(
+        (row for row in result.rows if headline in row.numbers),
+        key=lambda row: row.numbers[headline].median,
+        reverse=result.workload.is_rate,
+    )
+    names = list(dict.fromkeys(name for row in rows for name in row.numbers if name not in _NO_COLUMN))
+    cells = [["contestant", headline, "lowest", "highest", *(name for name in names if name != headline)]]
+    for row in rows:
+        main = row.numbers[headline]
+        others = [row.numbers[name].median if name in row.numbers else None for name in names if name != headline]
+        cells.append([row.contestant, *map(_number, (main.median, main.lowest, main.highest)), *map(_number, others)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    ]
+
+
+def _ratios(result: Result, workers: int) -> list[str]:
+    """Return how ours compare with `DataLoader` and with the best peer, by the headline."""
+    workload, found = result.workload, medians(result)
+    lines = []
+    for ours in OURS:
+        value = found.get(ours, {}).get(workload.headline)
+        for name in (DATALOADER, BEST_PEER):
+            other = reference(name, workload.headline, found, workers=workers, is_rate=workload.is_rate)
+            if value is not None and other:
+                lines.append(f"  {ours} / {name}: {value / other:.3g} ({'more' if workload.is_rate else 'less'} is better)")
+    return lines
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _result_json(result: Result, workers: int) -> dict[str, Any]:
+    return {
+        "name": result.workload.name,
+        "title": result.workload.title,
+        "num_records": result.num_records,
+        "headline": result.workload.headline,
+        "more_is_better": result.workload.is_rate,
+        "rows": [
+            {
+                "contestant": row.contestant,
+                "rounds": row.rounds,
+                "is_peer": row.contestant not in (*OURS, *REFERENCES),
+                "numbers": {
+                    name: {"median": one.median, "lowest": one.lowest, "highest": one.highest} for name, one in row.numbers.items()
+                },
+            }
+            for row in result.rows
+        ],
+        "left_out": result.left_out,
+        "disagreements": result.disagreements,
+        "goals": [
+            {"text": verdict.goal.text, "value": verdict.value, "is_reached": verdict.is_reached}
+            for verdict in verdicts(result, workers=workers)
+        ],
+    }
