@@ -110,6 +110,7 @@ class Assembler:
         for number, lane in self._lanes.items():
             state, blocked = lane.state(), self._queues[number]
             num_dropped = sum(batch.num_samples for batch in blocked)
+            self._slots.discard(sum(batch.num_records for batch in blocked))
             state["counts"]["dropped_samples"] += num_dropped
             state["counts"]["delivered_samples"] -= num_dropped
             states[str(number)] = {**state, "epoch": epoch, "step": state["step"] - len(blocked)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import socket
 from collections.abc import Callable, Sequence
@@ -79,8 +78,13 @@ class ProcessPool:
             returned = worker.returned[:]
             del worker.returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
             meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes, returned))
-            with contextlib.suppress(WireClosedError):  # its receiver finds out as well, and says how it died
+            try:
                 await worker.wire.send_async(CHUNK, meta, [body])
+            except WireClosedError:
+                pass  # its receiver finds out as well, and says how it died
+            except BaseException:
+                worker.returned.extend(returned)  # cancelled before anything was sent
+                raise
             await pending.done.wait()
         finally:
             worker.pending.pop(number, None)
@@ -109,7 +113,7 @@ class ProcessPool:
         """Kill the workers; their memory stays valid where it is still viewed."""
         for worker in self._workers:
             await self._forks.kill(worker.pid)
-            worker.wire.close()
+            await worker.wire.aclose()
             worker.views.close()
 
     async def _fork(self, number: int) -> _Worker:

@@ -6,6 +6,7 @@ after any resume. Seeding costs 3-8 us per generator, so worker processes seed l
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -223,9 +224,9 @@ def _swap_random(seed: int) -> Callable[[], None]:
 
 
 def _swap_numpy(seed: int) -> Callable[[], None]:
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is None:
+    if "numpy" not in sys.modules:
         return lambda: None
+    numpy_random = importlib.import_module("numpy.random")  # NumPy imports it at its first use, which is too late to seed it
     state = numpy_random.get_state()
     numpy_random.seed(_numpy_words(seed))
     return lambda: numpy_random.set_state(state)

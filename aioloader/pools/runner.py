@@ -128,4 +128,11 @@ def describe_failure(error: BaseException) -> Failure:
     while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    return Failure(type(error).__qualname__, str(error), text, error)
+    return Failure(type(error).__qualname__, _message_of(error), text, error)
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
+        return "<str() of it failed>"

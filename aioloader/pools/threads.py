@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pickle
 import time
 import traceback
+from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from aioloader.errors import ConfigError
-from aioloader.pools.chunk import Block, Chunk
+from aioloader.pools.chunk import Block, Chunk, Outcome
 from aioloader.pools.rng import NamedSeeding
 from aioloader.pools.runner import Preprocess, Runner
 from aioloader.runtime.threads import CallThread
@@ -19,6 +22,12 @@ from aioloader.runtime.threads import CallThread
 __all__ = ["ThreadPool"]
 
 _JOIN_TIMEOUT_S = 1.0
+
+
+class _Worker(NamedTuple):
+    number: int
+    thread: CallThread
+    runner: Runner
 
 
 class ThreadPool:
@@ -32,7 +41,7 @@ class ThreadPool:
         self.capacity = num_workers
         self._preprocess = preprocess
         self._threads: list[CallThread] = []
-        self._idle: list[tuple[int, CallThread, Runner]] = []
+        self._idle: list[_Worker] = []
         self._room = anyio.Semaphore(0)  # rises as threads become ready
         self._error: ConfigError | None = None
 
@@ -51,7 +60,7 @@ class ThreadPool:
                     do="make the modules it needs importable there",
                 )
             else:
-                self._idle.append((number, thread, Runner(preprocess, NamedSeeding(preprocess.seed))))
+                self._idle.append(_Worker(number, thread, Runner(preprocess, NamedSeeding(preprocess.seed))))
             self._room.release()
 
     async def run(self, chunk: Chunk) -> Block:
@@ -60,16 +69,26 @@ class ThreadPool:
         Raises:
             ConfigError: The function could not be loaded.
         """
-        async with self._room:
-            if self._error is not None:
-                raise self._error
-            number, thread, runner = self._idle.pop()
-            started = time.perf_counter()
-            try:
-                outcome = await thread.call(runner.run, chunk)
-            finally:
-                self._idle.append((number, thread, runner))
-        return Block(outcome, f"{number} (thread)", time.perf_counter() - started)
+        await self._room.acquire()
+        if self._error is not None:
+            self._room.release()
+            raise self._error
+        worker = self._idle.pop()
+        started = time.perf_counter()
+        outcome = await worker.thread.call(self._work, asyncio.get_running_loop(), worker, chunk)
+        return Block(outcome, f"{worker.number} (thread)", time.perf_counter() - started)
+
+    def _work(self, loop: asyncio.AbstractEventLoop, worker: _Worker, chunk: Chunk) -> Outcome:
+        """Run a chunk, in its thread. The thread is free when it is done, not when its caller stops waiting."""
+        try:
+            return worker.runner.run(chunk)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._give_back, worker)
+
+    def _give_back(self, worker: _Worker) -> None:
+        self._idle.append(worker)
+        self._room.release()
 
     @property
     def pids(self) -> list[int]:

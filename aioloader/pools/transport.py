@@ -22,6 +22,8 @@ from aioloader.pools.columns import Concatenation, from_columns, split, to_colum
 
 __all__ = ["Encoded", "decode", "encode", "encode_samples", "write"]
 
+_MAIN_MODULE = pickle.dumps("__main__", protocol=5)[-12:-2]
+"""How a pickle names the module of a class or function: opcode, length, text."""
 _ALIGNMENT = 64  # a cache line; what vectorised kernels like best
 
 
@@ -109,8 +111,11 @@ def _encoded(value: Any, parts: Sequence[Concatenation]) -> Encoded:
     beside: list[pickle.PickleBuffer] = []
     try:
         main = _dump(pickle.Pickler, value, beside.append)
+        by_value = _MAIN_MODULE in main  # the other process has another main module
     except (pickle.PicklingError, AttributeError, TypeError):
-        beside.clear()  # classes of the user's main module are known to cloudpickle only
+        by_value = True  # classes of the user's main module are known to cloudpickle only
+    if by_value:
+        beside.clear()
         main = _dump(cloudpickle.Pickler, value, beside.append)
     buffers: list[Any] = [main, *(buffer.raw() for buffer in beside), *parts]
     sizes = tuple(buffer.nbytes if isinstance(buffer, Concatenation) else len(buffer) for buffer in buffers)
@@ -154,7 +159,7 @@ def _reduce_tensor(tensor: Any) -> Any:
     """Reduce a plain tensor to its memory; torch's own way goes through a file format and costs 100 us."""
     if tensor.device.type != "cpu" or tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
-    plain = tensor.detach().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     memory = plain.reshape(-1).view(sys.modules["torch"].uint8).numpy() if plain.numel() else None
     return _rebuild_tensor, (memory, str(plain.dtype).removeprefix("torch."), tuple(plain.shape), tensor.requires_grad)
 

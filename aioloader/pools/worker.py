@@ -18,6 +18,7 @@ from aioloader.pools.rng import LazySeeding
 from aioloader.pools.runner import Preprocess, Runner, describe_failure
 from aioloader.pools.transport import Encoded, decode, encode, encode_samples, write
 from aioloader.protocols import RecordId
+from aioloader.runtime.moving import dumps
 from aioloader.runtime.segments import Arena
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
@@ -91,7 +92,7 @@ class _Worker:
         if encoded.nbytes <= INLINE_BYTES:
             memory = memoryview(bytearray(encoded.nbytes))
             write(encoded, memory)
-            meta = pickle.dumps((number, outcome.num_done, counts, failure, service_s, encoded.sizes, None, self._retired()))
+            meta = _meta((number, outcome.num_done, counts, failure, service_s, encoded.sizes, None, self._retired()))
             self._wire.send(BLOCK, meta, [memory])
             return
         while (waiting := self._wire.try_receive()) is not None:  # returned segments come with the queued chunk
@@ -100,13 +101,21 @@ class _Worker:
         write(encoded, segment.memory)
         descriptors = [] if segment.announced else [segment.descriptor]
         where = (segment.number, segment.nbytes, encoded.nbytes)
-        meta = pickle.dumps((number, outcome.num_done, counts, failure, service_s, encoded.sizes, where, self._retired()))
+        meta = _meta((number, outcome.num_done, counts, failure, service_s, encoded.sizes, where, self._retired()))
         self._wire.send(BLOCK, meta, descriptors=descriptors)
         segment.announce()
 
     def _retired(self) -> list[int]:
         retired, self._arena.retired = self._arena.retired, []
         return retired
+
+
+def _meta(facts: tuple[Any, ...]) -> bytes:
+    """Return the facts pickled; only an exception of the user's main module needs the slower way."""
+    try:
+        return pickle.dumps(facts)
+    except Exception:  # noqa: BLE001 - pickling fails in many ways; the failure among the facts was tried before
+        return dumps(facts)
 
 
 def _encode(outcome: Outcome) -> tuple[Outcome, Encoded]:
@@ -134,7 +143,7 @@ def _movable(failure: Failure | None) -> Failure | None:
     if failure is None or failure.error is None:
         return failure
     try:
-        copy = pickle.loads(pickle.dumps(failure.error))
+        copy = pickle.loads(dumps(failure.error))
         survives = type(copy) is type(failure.error) and str(copy) == str(failure.error)
     except BaseException:  # noqa: BLE001 - exceptions with several required arguments fail in many ways
         survives = False

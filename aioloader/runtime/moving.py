@@ -110,9 +110,10 @@ def _movable(error: BaseException | None) -> bytes | None:
     try:
         data = dumps(error)
         again = pickle.loads(data)
+        survives = type(again) is type(error) and str(again) == str(error)
     except BaseException:  # noqa: BLE001 - exceptions with several required arguments fail in many ways
         return None
-    return data if type(again) is type(error) and str(again) == str(error) else None
+    return data if survives else None
 
 
 def _name(value: object) -> str:

@@ -119,9 +119,6 @@ def _nodes(work: Work, workers: int, method: str) -> Iterable[Any]:
     from torchdata import nodes
 
     indices = nodes.Batcher(nodes.IterableWrapper(range(work.num_records)), work.batch_size)
-    in_flight = workers * prefetch_factor(work, workers)
-    mapped = nodes.ParallelMapper(
-        indices, MakeBatch(work, as_tensors=True), num_workers=workers, method=method, max_concurrent=in_flight, in_order=True
-    )
-    loader: Iterable[Any] = nodes.Loader(mapped)
+    mapped = nodes.ParallelMapper(indices, MakeBatch(work, as_tensors=True), num_workers=workers, method=method, in_order=True)
+    loader: Iterable[Any] = nodes.Loader(nodes.Prefetcher(mapped, prefetch_factor=workers * prefetch_factor(work, workers)))
     return loader

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aioloader.errors import AioLoaderError
 from aioloader.state import function_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,18 @@ def all_facts(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
 def numbers(batches: Iterable[Any]) -> list[int]:
     """Return the values of field `x` of all batches, one after another."""
     return [number for batch in batches for number in batch["x"].flatten().tolist()]
+
+
+def drain(loader: Any, delay_s: float = 0.0, of: Callable[[Any], list[int]] | None = None) -> tuple[list[int], AioLoaderError | None]:
+    """Return the numbers delivered (what `of` makes of each batch), and the error that ended the loop."""
+    delivered: list[int] = []
+    try:
+        for batch in loader:
+            delivered += numbers([batch]) if of is None else of(batch)
+            time.sleep(delay_s)
+    except AioLoaderError as error:
+        return delivered, error
+    return delivered, None
 
 
 def run_script(source: str, *arguments: str, timeout_s: float = 30, **options: Any) -> subprocess.CompletedProcess[str]:

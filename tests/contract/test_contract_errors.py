@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aioloader import BatchError, FixedBatch, HostError, Loader, Pack, PreprocessError, PretrainCollator, SourceError, WorkerError
+from aioloader import (
+    AioLoaderError,
+    BatchError,
+    FixedBatch,
+    HostError,
+    Loader,
+    Pack,
+    PreprocessError,
+    PretrainCollator,
+    SourceError,
+    WorkerError,
+)
 from tests.contract.cases import (
     EVERY_HOST,
     INLINE,
@@ -22,6 +35,7 @@ from tests.contract.cases import (
     THREADS,
     Options,
     collate,
+    drain,
     name_of,
     numbers,
     wait_until_dead,
@@ -49,19 +63,7 @@ def bad_at_15(number: int) -> int:
     return number
 
 
-def drain(loader: Loader, delay_s: float = 0.0) -> tuple[list[int], BaseException | None]:
-    """Return the numbers delivered, and the error that ended the loop."""
-    delivered: list[int] = []
-    try:
-        for batch in loader:
-            delivered += numbers([batch])
-            time.sleep(delay_s)
-    except BaseException as error:
-        return delivered, error
-    return delivered, None
-
-
-def check_error(error: BaseException | None, *, worker: str) -> None:
+def check_error(error: AioLoaderError | None, *, worker: str) -> None:
     assert type(error) is PreprocessError
     assert (error.seq, error.record, error.lane) == (BAD, ("sequence", BAD), 0)
     assert worker in str(error.worker)
@@ -372,19 +374,18 @@ def test_a_collator_whose_result_cannot_be_moved(options: Options) -> None:
 def test_a_batching_that_fails(options: Options) -> None:
     samples = [{"input_ids": [1] * (9 if number == 7 else 4)} for number in range(12)]
     with Loader(samples, batch=Pack(8, overflow="error"), collate=PretrainCollator(), **options) as loader:
-        delivered: list[int] = []
-        with pytest.raises(BatchError, match=r"Pack: expected at most seq_len=8 tokens, got 9") as caught:
-            for batch in loader:
-                delivered += [sample.row for sample in batch.samples]
-    assert delivered == list(range(7))
-    assert caught.value.record == ("sequence", 7)
+        rows, error = drain(loader, of=lambda batch: [sample.row for sample in batch.samples])
+    assert rows == list(range(7))
+    assert type(error) is BatchError
+    assert error.record == ("sequence", 7)
+    assert "Pack: expected at most seq_len=8 tokens, got 9" in str(error)
 
 
 @pytest.mark.parametrize("options", [INLINE, THREADS], ids=name_of)
 def test_an_error_with_several_lanes(options: Options) -> None:
     with Loader(range(60), preprocess=bad_at_15, lanes=4, batch=FixedBatch(2), collate=collate, **options) as loader:
         delivered, error = drain(loader)
-    assert sorted(delivered) == list(range(12)), "records of the incomplete step of four are complete up to the failure or not begun"
+    assert sorted(delivered) == list(range(BAD)), "what comes before the failure in the global order, also of the lanes behind"
     assert type(error) is PreprocessError
     assert (error.record, error.lane, error.seq) == (("sequence", BAD), 3, 3)
 
@@ -431,20 +432,22 @@ def slow(number: int) -> int:
 def test_a_worker_that_is_killed_from_outside(options: Options) -> None:
     """K36."""
     with Loader(range(1_000), preprocess=slow, **SMALL, buffer_size=16, **options) as loader:
-        delivered: list[int] = []
         pids: list[int] = []
-        started = 0.0
-        with pytest.raises(WorkerError, match=r"was killed by SIGKILL") as caught:
-            for batch in loader:
-                delivered += numbers([batch])
-                if len(delivered) == 10:
-                    pids = loader.stats()["worker_pids"]
-                    os.kill(pids[1], signal.SIGKILL)
-                    started = time.monotonic()
-        assert time.monotonic() - started < 10
-        assert caught.value.pid == pids[1]
-        assert caught.value.worker == "1"
-        assert delivered == list(range(caught.value.seqs[0]))
+        killed_at: list[float] = []
+
+        def kill_after_10(batch: Any) -> list[int]:
+            if batch.step == 9:
+                pids.extend(loader.stats()["worker_pids"])
+                os.kill(pids[1], signal.SIGKILL)
+                killed_at.append(time.monotonic())
+            return numbers([batch])
+
+        delivered, error = drain(loader, of=kill_after_10)
+        assert time.monotonic() - killed_at[0] < 10
+        assert type(error) is WorkerError
+        assert "was killed by SIGKILL" in str(error)
+        assert (error.pid, error.worker) == (pids[1], "1")
+        assert delivered == list(range(error.seqs[0]))
     assert not wait_until_dead(pids, 5)
 
 
@@ -504,21 +507,15 @@ def parent_of(worker_pid: int, name: str) -> int:
     raise AssertionError(f"no child called {name} among {children}")
 
 
-def test_a_function_that_cannot_be_loaded_in_a_worker(tmp_path: Any) -> None:
-    (tmp_path / "only_here.py").write_text("import os\nif os.environ.get('ONLY_HERE') != 'yes':\n    raise ImportError('only here')\ndef f(x): return x\n")
-    import sys
-
-    sys.path.insert(0, str(tmp_path))
-    os.environ["ONLY_HERE"] = "yes"
-    try:
-        import only_here  # type: ignore[import-not-found]
-
-        os.environ["ONLY_HERE"] = "no"
-        with Loader(range(9), preprocess=only_here.f, **SMALL, **THREAD_HOST) as loader:
-            delivered, error = drain(loader)
-    finally:
-        sys.path.remove(str(tmp_path))
-        del os.environ["ONLY_HERE"]
+def test_a_function_that_cannot_be_loaded_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os\nif os.environ['ONLY_HERE'] != 'yes':\n    raise ImportError('only here')\ndef function(x): return x\n"
+    (tmp_path / "only_here.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ONLY_HERE", "yes")
+    function = importlib.import_module("only_here").function
+    monkeypatch.setenv("ONLY_HERE", "no")
+    with Loader(range(9), preprocess=function, **SMALL, **THREAD_HOST) as loader:
+        delivered, error = drain(loader)
     assert delivered == []
     assert "expected a function that a worker process can load" in str(error)
     assert "ImportError: only here" in str(error)

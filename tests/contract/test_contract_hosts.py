@@ -1,0 +1,247 @@
+"""Every host and pool gives the same, under asyncio, uvloop, trio and none."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch.utils.data
+import trio
+
+from aioloader import ClosedError, ConfigError, FixedBatch, Loader, Pack, PreprocessError, PretrainCollator
+from tests.contract.cases import (
+    EVERY_HOST,
+    INLINE,
+    PROCESSES,
+    THREAD_HOST,
+    THREADS,
+    Options,
+    all_facts,
+    collate,
+    documents,
+    drain,
+    facts,
+    name_of,
+    numbers,
+    some_or_many,
+)
+
+
+def make(**options: Any) -> Loader:
+    return Loader(documents(40), preprocess=some_or_many, batch=Pack(16, rows=2), collate=PretrainCollator(), **options)
+
+
+def bad_at_15(number: int) -> int:
+    if number == 15:
+        raise ValueError("record 15 is bad")
+    return number
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[tuple[Any, ...]]:
+    with make(**INLINE) as loader:
+        return all_facts(loader)
+
+
+@pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
+def test_every_host_gives_the_same_batches_states_and_errors(options: Options, reference: list[tuple[Any, ...]]) -> None:
+    with make(**options) as loader:
+        assert all_facts(loader) == reference
+    with Loader(range(30), preprocess=bad_at_15, batch=FixedBatch(4), collate=collate, **options) as loader:
+        delivered, error = drain(loader)
+    assert delivered == list(range(15))
+    assert type(error) is PreprocessError
+    assert (error.seq, error.record, error.lane, error.message) == (15, ("sequence", 15), 0, "ValueError: record 15 is bad")
+
+
+@pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
+async def test_async_for_under_asyncio_and_uvloop(options: Options, reference: list[tuple[Any, ...]]) -> None:
+    async with make(**options) as loader:
+        assert [facts(batch) async for batch in loader] == reference
+        assert len([batch async for batch in loader]) == len(reference), "the next pass"
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS, PROCESSES], ids=name_of)
+def test_async_for_under_trio(options: Options, reference: list[tuple[Any, ...]]) -> None:
+    async def main() -> list[tuple[Any, ...]]:
+        async with make(**options) as loader:
+            return [facts(batch) async for batch in loader]
+
+    assert trio.run(main) == reference
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS], ids=name_of)
+async def test_a_plain_for_inside_a_running_loop(options: Options, reference: list[tuple[Any, ...]]) -> None:
+    """K44."""
+    with make(**options) as loader:
+        assert all_facts(loader) == reference
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS], ids=name_of)
+async def test_one_iterator_for_both_ways(options: Options, reference: list[tuple[Any, ...]]) -> None:
+    with make(**options) as loader:
+        iterator = iter(loader)
+        mixed = [facts(next(iterator)), facts(await anext(iterator)), facts(next(iterator))]
+        mixed += [facts(batch) async for batch in iterator]
+        with pytest.raises(StopIteration):
+            next(iterator)
+        with pytest.raises(StopAsyncIteration):
+            await anext(iterator)
+    assert mixed == reference
+
+
+class Numbers:
+    """An asynchronous upstream."""
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for number in range(30):
+            await asyncio.sleep(0.001)
+            yield number
+
+
+@pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
+def test_an_asynchronous_source_everywhere(options: Options) -> None:
+    with Loader(Numbers(), preprocess=lambda number: number * 2, batch=FixedBatch(3), collate=collate, **options) as loader:
+        assert numbers(loader) == [number * 2 for number in range(30)]
+
+
+@pytest.mark.parametrize("options", [THREADS, THREAD_HOST], ids=name_of)
+def test_a_generator_is_read_by_a_host_in_this_process(options: Options) -> None:
+    with Loader((number for number in range(30)), batch=FixedBatch(3), collate=collate, **options) as loader:
+        assert numbers(loader) == list(range(30))
+        _, error = drain(loader)
+        assert type(error) is ConfigError
+        assert "a generator can be read once, so pass the function that makes it" in str(error)
+
+
+class Counting:
+    """Counts what was read; for a host in this very process."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __iter__(self) -> Any:
+        for number in range(10_000):
+            self.num_read += 1
+            yield number
+
+
+async def test_a_step_that_blocks_the_loop_does_not_stop_the_engine() -> None:
+    """The trainer's event loop is blocked from the first batch on; afterwards everything is there."""
+    source = Counting()
+    async with Loader(source, preprocess=lambda number: number, batch=FixedBatch(4), collate=collate, buffer_size=64, **THREADS) as loader:
+        iterator = aiter(loader)
+        await anext(iterator)
+        time.sleep(2)  # noqa: ASYNC251 - a step that blocks is the case
+        num_read = source.num_read
+        stats = loader.stats()
+        assert stats["waiting_batches"] == 2
+        assert 64 - 8 < num_read - 4 <= 64, "the buffer is full: less is free than is worth a read"
+        assert source.num_read == num_read
+        started = time.perf_counter()
+        await anext(iterator)
+        await anext(iterator)
+        assert time.perf_counter() - started < 0.1
+        iterator.close()
+
+
+async def test_a_sidecar_fills_its_buffers_while_the_loop_is_blocked() -> None:
+    async with Loader(range(10_000), batch=FixedBatch(4), collate=collate, buffer_size=64, **PROCESSES) as loader:
+        iterator = aiter(loader)
+        await anext(iterator)
+        time.sleep(1)  # noqa: ASYNC251 - a step that blocks is the case
+        stats = loader.stats()
+        assert stats["waiting_batches"] == 2
+        assert 64 - 8 < stats["in_flight"] <= 64
+        iterator.close()
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS], ids=name_of)
+async def test_batches_that_are_always_ready_leave_room_for_other_tasks(options: Options) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    async with Loader(range(400), batch=FixedBatch(4), collate=collate, **options) as loader:
+        task = asyncio.create_task(tick())
+        assert len([batch async for batch in loader]) == 100
+        task.cancel()
+    assert ticks >= 100
+
+
+async def test_closing_wakes_a_task_that_waits() -> None:
+    def never(number: int) -> int:
+        if number == 8:
+            time.sleep(1.5)
+        return number
+
+    async with Loader(range(9), preprocess=never, batch=FixedBatch(4), collate=collate, end="pad", **THREAD_HOST) as loader:
+        iterator = aiter(loader)
+        assert numbers([await anext(iterator), await anext(iterator)]) == list(range(8))
+        waiting = asyncio.ensure_future(anext(iterator))
+        await asyncio.sleep(0.05)
+        loader.close()
+        with pytest.raises(ClosedError, match="expected an open loader, got one that was closed"):
+            await asyncio.wait_for(waiting, 1)
+
+
+def test_a_dataset_for_a_dataloader() -> None:
+    with make(**THREADS) as loader:
+        whole = [batch["input_ids"].tolist() for batch in loader]
+    with make(**PROCESSES) as loader:
+        dataset = loader.as_iterable_dataset()
+        assert [batch["input_ids"].tolist() for batch in torch.utils.data.DataLoader(dataset, batch_size=None)] == whole
+        # DataLoader cannot make a foreign exception again in the trainer and raises its text.
+        with pytest.raises(RuntimeError, match=r"ConfigError: DataLoader\(num_workers=\): expected 0 or 1 around an aioloader dataset"):
+            list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2))
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_dataset_for_a_dataloader_with_a_worker_of_its_own() -> None:
+    """The worker is forked while this process has an engine running: it starts one of its own, and leaves this one alone."""
+    with make(**PROCESSES) as loader:
+        whole = [batch["input_ids"].tolist() for batch in loader]
+        iterator = iter(loader)
+        first = next(iterator)["input_ids"].tolist()
+        forked = torch.utils.data.DataLoader(loader.as_iterable_dataset(), batch_size=None, num_workers=1)
+        assert [batch["input_ids"].tolist() for batch in forked] == whole
+        assert [first, *(batch["input_ids"].tolist() for batch in iterator)] == whole
+
+
+def test_two_loaders_at_once(reference: list[tuple[Any, ...]]) -> None:
+    with make(**PROCESSES) as first, make(**THREADS) as second:
+        pairs = [(facts(one), facts(other)) for one, other in zip(first, second, strict=True)]
+    assert [one for one, _ in pairs] == reference
+    assert [other for _, other in pairs] == reference
+
+
+def test_an_iterator_ends_when_a_newer_one_is_made() -> None:
+    with make(**THREADS) as loader:
+        old = iter(loader)
+        next(old)
+        new = iter(loader)
+        with pytest.raises(ClosedError, match="expected the newest iterator of its loader, got one that a newer one replaced"):
+            next(old)
+        assert next(new).step == 0
+        new.close()
+
+
+def test_a_closed_loader_says_so() -> None:
+    loader = make(**THREADS)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    loader.close()
+    with pytest.raises(ClosedError, match="expected an open loader"):
+        next(iterator)
+    with pytest.raises(ClosedError, match="expected an open loader, got one that was closed; make a new one"):
+        iter(loader)

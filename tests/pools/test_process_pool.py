@@ -1,0 +1,288 @@
+"""Worker processes: deaths, shared memory, what can and cannot move, and random numbers that belong to the record."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from aioloader.errors import WorkerError
+from aioloader.pools.chunk import Block, Outcome
+from aioloader.pools.processes import ProcessPool
+from aioloader.pools.rng import SwappedSeeding
+from aioloader.pools.runner import Preprocess, Runner
+from aioloader.runtime.spawn import ZygoteProcess
+from tests.pools import pool_cases
+from tests.pools.pool_cases import Pool, chunk_of, in_pool, outcomes
+
+
+async def test_workers_are_forked_named_and_without_threads(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> tuple[list[Outcome], list[int]]:
+        return await outcomes(pool, [chunk_of([1])] * 8), pool.pids
+
+    results, pids = await in_pool("process", zygote, Preprocess(function=pool_cases.process_facts), body)
+    facts = {outcome.samples[0] for outcome in results}
+    assert {pid for pid, _, _ in facts} <= set(pids)
+    assert {name for _, name, _ in facts} <= {"aioloader-w0", "aioloader-w1"}
+    assert {threads for _, _, threads in facts} == {1}
+    assert len(set(pids)) == 2
+
+
+async def test_a_worker_that_needs_no_torch_has_none(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> Outcome:
+        return (await pool.run(chunk_of([1]))).outcome
+
+    assert (await in_pool("process", zygote, Preprocess(function=pool_cases.has_torch), body)).samples == [False]
+
+
+async def test_the_next_chunk_goes_to_the_least_loaded_worker(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+
+    async def body(pool: Pool) -> list[str]:
+        workers: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.run, chunk_of([pipe]))
+            await wait_all_tasks_blocked()
+            for _ in range(6):
+                workers.append((await pool.run(chunk_of(["/dev/null"]))).worker)
+            await anyio.to_thread.run_sync(Path(pipe).write_text, "go")
+        return workers
+
+    assert len(set(await in_pool("process", zygote, Preprocess(function=pool_cases.block_on), body))) == 1
+
+
+# Deaths
+
+
+@pytest.mark.parametrize(
+    ("how", "exitcode", "words"),
+    [
+        ("exit 0", 0, "left with exit code 0"),
+        ("exit 3", 3, "left with exit code 3"),
+        ("SIGKILL", -9, "was killed by SIGKILL"),
+        ("SIGSEGV", -11, "was killed by SIGSEGV"),
+        ("SIGTERM", -15, "was killed by SIGTERM"),
+    ],
+)
+async def test_a_worker_that_dies_is_an_error_that_says_how(zygote: ZygoteProcess, how: str, exitcode: int, words: str) -> None:
+    async def body(pool: Pool) -> tuple[list[WorkerError], list[int]]:
+        errors = []
+        for records in (["fine", how], ["fine"]):
+            with pytest.raises(WorkerError, match=rf"expected worker \d \(pid \d+\) to run until the loader closes, but it {words}") as caught:
+                await pool.run(chunk_of(records))
+            errors.append(caught.value)
+        return errors, pool.pids
+
+    errors, pids = await in_pool("process", zygote, Preprocess(function=pool_cases.die), body)
+    assert errors[0] is errors[1]
+    assert errors[0].exitcode == exitcode
+    assert errors[0].pid in pids
+    assert errors[0].worker in ("0", "1")
+    assert isinstance(pickle.loads(pickle.dumps(errors[0])), WorkerError)
+
+
+async def test_all_that_a_dead_worker_held_fails_and_what_others_hold_arrives(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    results: dict[str, Block | WorkerError] = {}
+
+    async def body(pool: Pool) -> None:
+        async def run(name: str, record: str) -> None:
+            try:
+                results[name] = await pool.run(chunk_of([record]))
+            except WorkerError as error:
+                results[name] = error
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, "slow", f"block {pipe}")
+            await wait_all_tasks_blocked()
+            tasks.start_soon(run, "dies", "SIGKILL")
+            while "dies" not in results:
+                await anyio.sleep(0.01)
+            await anyio.to_thread.run_sync(Path(pipe).write_text, "go")
+
+    await in_pool("process", zygote, Preprocess(function=pool_cases.die_or_block), body)
+    assert isinstance(results["dies"], WorkerError)
+    assert isinstance(results["slow"], Block)
+    assert results["slow"].outcome.samples == ["go"]
+
+
+async def test_a_stopped_worker_does_not_hold_up_closing(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(pool.run, chunk_of(["SIGSTOP"]))
+            await wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+
+    with anyio.fail_after(5):
+        await in_pool("process", zygote, Preprocess(function=pool_cases.die), body)
+
+
+async def test_a_large_chunk_for_a_blocked_worker_does_not_hold_up_closing(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    """Half a chunk is in the socket, the worker will never read the rest, and half a frame is never abandoned."""
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+
+    async def body(pool: Pool) -> None:
+        pool_tasks.start_soon(pool.run, chunk_of([(pipe, b"")]))
+        await wait_all_tasks_blocked()
+        pool_tasks.start_soon(pool.run, chunk_of([(pipe, bytes(8 << 20))]))
+        await wait_all_tasks_blocked()
+        pool_tasks.cancel_scope.cancel()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as pool_tasks:
+            await in_pool("process", zygote, Preprocess(function=pool_cases.block_on_first), body, num_workers=1)
+
+
+# Shared memory
+
+
+async def test_large_samples_come_through_shared_memory_that_is_used_again(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> tuple[int, list[int]]:
+        counts = []
+        for number in range(30):
+            block = await pool.run(chunk_of([number] * 10))
+            assert block.nbytes > 900_000
+            assert all((sample["pixels"] == number).all() and sample["record"] == number for sample in block.outcome.samples)
+            del block
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert isinstance(pool, ProcessPool)
+        return sum(len(worker.views) for worker in pool._workers), counts
+
+    num_segments, counts = await in_pool("process", zygote, Preprocess(function=pool_cases.large), body, num_workers=1)
+    assert num_segments <= 3
+    assert len(set(counts)) == 1
+
+
+async def test_samples_in_hand_keep_their_memory(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> list[Any]:
+        held = []
+        for number in range(8):
+            held.append((await pool.run(chunk_of([number] * 10))).outcome.samples[4]["pixels"][10:12])
+            for other in range(3):
+                await pool.run(chunk_of([100 + other] * 10))
+        return held
+
+    held = await in_pool("process", zygote, Preprocess(function=pool_cases.large), body)
+    assert [view.min() for view in held] == [view.max() for view in held] == list(range(8))
+
+
+async def test_large_records_go_out_and_come_back(zygote: ZygoteProcess) -> None:
+    records = [bytes([number]) * 3_000_000 for number in range(5)]
+
+    async def body(pool: Pool) -> list[Outcome]:
+        return await outcomes(pool, [chunk_of(records), chunk_of(records[:1]), chunk_of(records)])
+
+    results = await in_pool("process", zygote, Preprocess(function=pool_cases.passed_on), body)
+    assert [list(outcome.samples) for outcome in results] == [records, records[:1], records]
+
+
+# What can and cannot move
+
+
+async def test_functions_and_classes_of_ones_own_travel_by_value(zygote: ZygoteProcess) -> None:
+    class Local:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+    def work(record: Local) -> Local:
+        return Local(record.value * 2)
+
+    async def body(pool: Pool) -> Outcome:
+        return (await pool.run(chunk_of([Local(3), Local(4)]))).outcome
+
+    outcome = await in_pool("process", zygote, Preprocess(function=work), body)
+    assert [sample.value for sample in outcome.samples] == [6, 8]
+    assert all(isinstance(sample, Local) for sample in outcome.samples)
+
+
+async def test_an_error_class_of_ones_own_arrives_as_what_it_is(zygote: ZygoteProcess) -> None:
+    class Bad(Exception):
+        pass
+
+    def work(_record: int) -> None:
+        raise Bad("very")
+
+    async def body(pool: Pool) -> Outcome:
+        return (await pool.run(chunk_of([1]))).outcome
+
+    failure = (await in_pool("process", zygote, Preprocess(function=work), body)).failure
+    assert failure is not None
+    assert isinstance(failure.error, Bad)
+    assert str(failure.error) == "very"
+
+
+async def test_an_error_that_cannot_move_is_there_as_text(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> Outcome:
+        return (await pool.run(chunk_of([1]))).outcome
+
+    failure = (await in_pool("process", zygote, Preprocess(function=pool_cases.fail_stubbornly), body)).failure
+    assert failure is not None
+    assert (failure.kind, failure.message, failure.error) == ("Stubborn", "1 and 2", None)
+    assert "in fail_stubbornly" in failure.traceback
+
+
+async def test_a_sample_that_cannot_leave_its_worker_fails_its_record(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> list[Outcome]:
+        return await outcomes(pool, [chunk_of(list(range(6))), chunk_of([7])])
+
+    failed, fine = await in_pool("process", zygote, Preprocess(function=pool_cases.unsendable_at_three), body)
+    assert (failed.num_done, failed.samples) == (3, [0, 1, 2])
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.failure.message) == ("OSError", "stays here")
+    assert fine.samples == [7]
+
+
+async def test_a_record_that_cannot_reach_a_worker_fails_in_its_place(zygote: ZygoteProcess) -> None:
+    records = [1, 2, pool_cases.Unsendable(), 4]
+
+    async def body(pool: Pool) -> list[Outcome]:
+        return await outcomes(pool, [chunk_of(records), chunk_of(records[2:]), chunk_of([5])])
+
+    failed, first, fine = await in_pool("process", zygote, Preprocess(function=pool_cases.passed_on), body)
+    assert (failed.num_done, list(failed.samples)) == (2, [1, 2])
+    assert (first.num_done, list(first.samples)) == (0, [])
+    assert failed.failure is not None
+    assert failed.failure.message == "stays here"
+    assert fine.samples == [5]
+
+
+async def test_what_cannot_be_loaded_on_the_other_side_is_a_failure_not_the_end(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> list[Outcome]:
+        return await outcomes(pool, [chunk_of([pool_cases.Poisoned(ValueError("bad bytes"))]), chunk_of([7])])
+
+    poisoned, fine = await in_pool("process", zygote, Preprocess(function=pool_cases.passed_on), body)
+    assert poisoned.failure is not None
+    assert (poisoned.failure.kind, poisoned.failure.message) == ("ValueError", "bad bytes")
+    assert fine.samples == [7]
+
+    async def back(pool: Pool) -> list[Outcome]:
+        return await outcomes(pool, [chunk_of([1]), chunk_of([1])])
+
+    for outcome in await in_pool("process", zygote, Preprocess(function=pool_cases.poisoned), back):
+        assert outcome.failure is not None
+        assert (outcome.failure.kind, outcome.failure.message) == ("ValueError", "bad bytes")
+
+
+# Random numbers
+
+
+@pytest.mark.parametrize("size", [1, 3, 12])
+async def test_global_generators_are_seeded_for_each_record(zygote: ZygoteProcess, size: int) -> None:
+    preprocess = Preprocess(function=pool_cases.draw_globally, seed=11)
+    records = list(range(12))
+    expected = Runner(preprocess, SwappedSeeding(11)).run(chunk_of(records, epoch=3)).samples
+
+    async def body(pool: Pool) -> list[Outcome]:
+        return await outcomes(pool, [chunk_of(records[at : at + size], epoch=3, first=at) for at in range(0, 12, size)])
+
+    results = await in_pool("process", zygote, preprocess, body)
+    assert [sample for outcome in results for sample in outcome.samples] == list(expected)
