@@ -12,6 +12,7 @@ from aioloader.engine.assembler import fresh_rank_state
 from aioloader.engine.plan import Plan, Run
 from aioloader.errors import ClosedError, ConfigError
 from aioloader.order.mesh import Mesh
+from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Batching, Json
 from aioloader.runtime.moving import dumps, pack_argument
@@ -57,6 +58,9 @@ class Loader:
         memory_limit: Not in this version yet: only its form is checked.
         prefetch_batches: Micro-batches that may wait for the trainer.
         end: "drop" leaves out a last micro-batch that is not full, and what makes lanes uneven; "pad" keeps it (one lane only).
+        timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
+        max_restarts_per_minute: A worker process that dies is replaced and its records run again; more deaths than this are an error.
+            A record that was running at three of them is one too (`WorkerError`).
         on_error: "raise": everything before the failing record is delivered, then the error is raised.
         worker_init: Called once per worker; what it returns is passed to `preprocess` as second argument.
         host: "process" runs the engine in a sidecar process, "thread" in a thread, for sources that cannot move (a generator).
@@ -87,6 +91,8 @@ class Loader:
         end: str = "drop",
         on_error: str = "raise",
         worker_init: Callable[[], Any] | None = None,
+        timeout_s: float | None = None,
+        max_restarts_per_minute: int = 60,
         host: str = "process",
     ) -> None:
         self._host: Host | None = None
@@ -137,6 +143,7 @@ class Loader:
                 "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
             ),
             end=end,
+            recovery=RecoveryOptions(timeout_s=timeout_s, max_restarts_per_minute=max_restarts_per_minute),
             fingerprint=self._fingerprint(resolved, batching, collator, seed, end),
         )
         if self._pool != "inline" and self._host_kind == "process":

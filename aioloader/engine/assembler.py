@@ -26,6 +26,10 @@ class Stamps(NamedTuple):
     seqs: Sequence[int]
     ids: Sequence[RecordId]
 
+    def at(self, index: int) -> Stamps:
+        """Return the stamps of one record."""
+        return Stamps(self.lanes[index : index + 1], self.seqs[index : index + 1], self.ids[index : index + 1])
+
 
 class Turn(NamedTuple):
     """A micro-batch whose turn has come, and the states that the rank is in once it is delivered."""

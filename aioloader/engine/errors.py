@@ -21,10 +21,12 @@ def source_error(error: BaseException) -> AioLoaderError:
     return wrapped
 
 
-def preprocess_error(block: Block, stamps: Stamps) -> PreprocessError:
-    """Return the error for the record of a block on which the user's function failed."""
+def preprocess_error(block: Block, stamps: Stamps) -> AioLoaderError:
+    """Return the error for the record of a block on which the user's function failed, or which killed its workers."""
     failure, index = block.outcome.failure, block.outcome.num_done
     assert failure is not None
+    if isinstance(failure.error, WorkerError):
+        return with_records(failure.error, stamps.at(index))
     error = PreprocessError(
         f"{failure.kind}: {failure.message}",
         seq=stamps.seqs[index],

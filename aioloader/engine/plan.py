@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aioloader.order.lanes import LaneMap
+from aioloader.pools.recovery import RecoveryOptions
 from aioloader.protocols import Batching, Collator, Json, Source
 
 __all__ = ["Plan", "Run"]
@@ -26,6 +27,7 @@ class Plan:
     prefetch_batches: int
     end: str
     fingerprint: dict[str, Json]
+    recovery: RecoveryOptions
 
     @property
     def keep_partial(self) -> bool:

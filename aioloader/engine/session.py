@@ -77,7 +77,7 @@ class _Session:
             pool = ThreadPool(plan.num_workers, plan.preprocess)
         else:
             assert forks is not None
-            pool = ProcessPool(forks, plan.num_workers, plan.preprocess)
+            pool = ProcessPool(forks, plan.num_workers, plan.preprocess, plan.recovery)
         if forks is not None:
             tasks.start_soon(forks.run)
         tasks.start_soon(pool.start, tasks)
@@ -114,4 +114,5 @@ class _Session:
             "waiting_batches": self._outbox.num_waiting,
             "workers": pool.num_workers,
             "worker_pids": pool.pids,
+            "worker_restarts": pool.num_restarts,
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aioloader.errors import ConfigError, WorkerError
+from aioloader.errors import ConfigError, HostError, WorkerError
 from aioloader.pools.chunk import Block, Chunk, Failure, Outcome
+from aioloader.pools.progress import ProgressPage
+from aioloader.pools.recovery import Blame, RecoveryOptions, RestartBudget, join_blocks, split_chunk
 from aioloader.pools.runner import describe_failure
 from aioloader.pools.transport import decode, encode, write
 from aioloader.pools.worker import BLOCK, CHUNK
@@ -23,6 +27,8 @@ from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
 __all__ = ["ProcessPool"]
 
+_log = logging.getLogger("aioloader")
+
 _CHUNKS_PER_WORKER = 2  # one running, one queued: the next is there when the first is done
 _EXIT_TIMEOUT_S = 1.0
 
@@ -30,8 +36,12 @@ _EXIT_TIMEOUT_S = 1.0
 class ProcessPool:
     """Runs chunks in `num_workers` processes; the next chunk goes to the least loaded one."""
 
-    def __init__(self, forks: ForkClient, num_workers: int, preprocess: bytes) -> None:
+    def __init__(self, forks: ForkClient, num_workers: int, preprocess: bytes, recovery: RecoveryOptions) -> None:
         self.num_workers = num_workers
+        self._timeout_s = recovery.timeout_s
+        self._blame = Blame(recovery.max_kills)
+        self._restarts = RestartBudget(recovery.max_restarts_per_minute)
+        self._max_restarts_per_minute = recovery.max_restarts_per_minute
         self.capacity = num_workers * _CHUNKS_PER_WORKER
         self._forks = forks
         self._preprocess = preprocess
@@ -56,13 +66,17 @@ class ProcessPool:
             worker = await self._fork(number)
             self._workers.append(worker)
             self._notify()
-            tasks.start_soon(self._receive, worker)
+            tasks.start_soon(self._serve, worker)
+        if self._timeout_s is not None:
+            tasks.start_soon(self._watch, self._timeout_s)
 
     async def run(self, chunk: Chunk) -> Block:
         """Preprocess a chunk. A cancelled caller leaves it running; its block is thrown away.
 
+        Records of a worker that died are run again on others. One that was running at too many deaths fails with `WorkerError`.
+
         Raises:
-            WorkerError: The worker died.
+            WorkerError: Workers died more often than the restart budget allows.
         """
         worker = await self._least_loaded()
         try:
@@ -90,9 +104,28 @@ class ProcessPool:
             worker.pending.pop(number, None)
             self._notify()
         if pending.block is None:
-            assert worker.error is not None
-            raise worker.error
+            return await self._run_again(chunk, pending)
         return pending.block
+
+    async def _run_again(self, chunk: Chunk, pending: _Pending) -> Block:
+        """Run the records of a dead worker's chunk again, the one that was running alone, so that blame finds the right one."""
+        assert pending.death is not None
+        if self._error is not None:
+            raise pending.death
+        if pending.running is None:
+            return await self.run(chunk)
+        blocks: list[Block] = []
+        suspect = pending.running
+        for number, part in enumerate(split_chunk(chunk, suspect)):
+            if not part.records:
+                continue
+            if number == 1 and self._blame.is_poison(part.epoch, part.ids[0]):
+                blocks.append(_poisoned(pending.death))
+            else:
+                blocks.append(await self.run(part))
+            if blocks[-1].outcome.failure is not None:
+                break
+        return join_blocks(blocks)
 
     async def _run_movable(self, chunk: Chunk) -> Block:
         """Run the records before the first one that cannot move to a worker; on that one the chunk fails."""
@@ -109,19 +142,25 @@ class ProcessPool:
         """Return the process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
+    @property
+    def num_restarts(self) -> int:
+        """Return how many workers died and were replaced."""
+        return self._restarts.total
+
     async def aclose(self) -> None:
         """Kill the workers; their memory stays valid where it is still viewed."""
         for worker in self._workers:
             await self._forks.kill(worker.pid)
             await worker.wire.aclose()
-            worker.views.close()
+            worker.close()
 
     async def _fork(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             name = f"aioloader-w{number}"
-            pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", [theirs.fileno()])
-        return _Worker(f"{number}", pid, Wire(ours))
+            progress = ProgressPage()
+            pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", [theirs.fileno(), progress.descriptor])
+        return _Worker(f"{number}", pid, Wire(ours), progress)
 
     async def _least_loaded(self) -> _Worker:
         while True:
@@ -133,22 +172,50 @@ class ProcessPool:
                     return worker
             await self._changed.wait()
 
-    async def _receive(self, worker: _Worker) -> None:
-        try:
-            while True:
-                self._settle(worker, await worker.wire.receive_async())
-        except (WireClosedError, ValueError):
-            exitcode = await self._forks.exit_of(worker.pid, _EXIT_TIMEOUT_S)
-            self._lose(
-                worker,
-                WorkerError(
-                    f"expected worker {worker.name} (pid {worker.pid}) to run until the loader closes, but it {describe_exit(exitcode)} "
-                    f"while it held {len(worker.pending)} chunk(s); look for the out-of-memory killer or a crash in native code",
-                    pid=worker.pid,
+    async def _serve(self, worker: _Worker) -> None:
+        """Receive a worker's blocks; when it dies, put another in its place."""
+        while True:
+            try:
+                while True:
+                    self._settle(worker, await worker.wire.receive_async())
+            except (WireClosedError, ValueError):
+                exitcode = await self._forks.exit_of(worker.pid, _EXIT_TIMEOUT_S)
+            error = _death(worker, exitcode)
+            if self._error is None and not self._restarts.take(time.monotonic()):
+                self._error = WorkerError(
+                    f"{error.message}; expected at most {self._max_restarts_per_minute} such deaths within a minute; "
+                    "look for what kills them, or raise max_restarts_per_minute",
+                    pid=error.pid,
                     exitcode=exitcode,
                     worker=worker.name,
-                ),
-            )
+                )
+            if self._error is not None:
+                worker.lose(self._error if isinstance(self._error, WorkerError) else error)
+                self._notify()
+                return
+            try:
+                replacement = await self._fork(int(worker.name))
+            except HostError as failure:
+                self._error = failure
+                worker.lose(error)
+                self._notify()
+                return
+            _log.warning("%s; worker %s (pid %d) takes over, its records are run again", error.message, worker.name, replacement.pid)
+            self._workers[self._workers.index(worker)] = replacement
+            worker.lose(error)
+            worker.close()
+            worker = replacement
+            self._notify()
+
+    async def _watch(self, timeout_s: float) -> None:
+        """Kill workers that make no progress: endless work, or stopped from outside."""
+        while True:
+            await anyio.sleep(min(0.25, timeout_s / 4))
+            now_ns = time.monotonic_ns()
+            for worker in list(self._workers):
+                if worker.pending and worker.silent_s(now_ns) > timeout_s and worker.timed_out_s is None:
+                    worker.timed_out_s = timeout_s
+                    await self._forks.kill(worker.pid)
 
     def _settle(self, worker: _Worker, frame: Frame) -> None:
         assert frame.kind == BLOCK
@@ -169,17 +236,11 @@ class ProcessPool:
                 outcome = Outcome(0, [], [], describe_failure(error))
             pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes)
             pending.done.set()
+        worker.last_block_ns = time.monotonic_ns()
 
     def _returner(self, worker: _Worker) -> Callable[[int], None]:
         """Return what is called, maybe in the middle of anything, when the last view of a segment is gone."""
         return worker.returned.append
-
-    def _lose(self, worker: _Worker, error: WorkerError) -> None:
-        """Fail the chunks of a dead worker and all that come later; what other workers hold may stand before them in order."""
-        worker.error = error
-        for pending in worker.pending.values():
-            pending.done.set()
-        self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -194,21 +255,70 @@ class _Pending:
 
     def __init__(self) -> None:
         self.done = anyio.Event()
+        self.sent_ns = time.monotonic_ns()
         self.block: Block | None = None
+        self.death: WorkerError | None = None
+        self.running: int | None = None
+        """Index of the record that was running when the worker died, None if it had not begun this chunk."""
 
 
 class _Worker:
     """The engine's view of one worker process."""
 
-    def __init__(self, name: str, pid: int, wire: Wire) -> None:
+    def __init__(self, name: str, pid: int, wire: Wire, progress: ProgressPage) -> None:
         self.name = name
         self.pid = pid
         self.wire = wire
+        self.progress = progress
         self.pending: dict[int, _Pending] = {}
         self.next_number = 0
-        self.error: WorkerError | None = None
         self.views = SegmentViews()
         self.returned: list[int] = []
+        self.timed_out_s: float | None = None
+        self.last_block_ns = 0
+        self.is_open = True
+
+    def silent_s(self, now_ns: int) -> float:
+        """Return the seconds since the last sign of life of a worker that holds chunks."""
+        place = self.progress.place()
+        since_ns = min(pending.sent_ns for pending in self.pending.values()) if place is None else place.since_ns
+        return (now_ns - max(since_ns, self.last_block_ns)) / 1e9
+
+    def lose(self, error: WorkerError) -> None:
+        """Fail the chunks that the dead worker held."""
+        place = self.progress.place()
+        for number, pending in self.pending.items():
+            pending.death = error
+            pending.running = place.record_index if place is not None and place.number == number else None
+            pending.done.set()
+
+    def close(self) -> None:
+        """Let go of the worker; its memory stays valid where it is still viewed."""
+        if self.is_open:
+            self.is_open = False
+            self.wire.close()
+            self.views.close()
+            self.progress.close()
+
+
+def _death(worker: _Worker, exitcode: int | None) -> WorkerError:
+    how = describe_exit(exitcode)
+    hint = "look for the out-of-memory killer or a crash in native code"
+    if worker.timed_out_s is not None:
+        how = f"made no progress for {worker.timed_out_s:g} s and was killed"
+        hint = "look for endless work, or raise timeout_s"
+    return WorkerError(
+        f"expected worker {worker.name} (pid {worker.pid}) to run until the loader closes, but it {how} "
+        f"while it held {len(worker.pending)} chunk(s); {hint}",
+        pid=worker.pid,
+        exitcode=exitcode,
+        worker=worker.name,
+    )
+
+
+def _poisoned(death: WorkerError) -> Block:
+    """Return the block of a record that has killed its worker too often."""
+    return Block(Outcome(0, [], [], Failure("WorkerError", death.message, "", death)), f"{death.worker} (pid {death.pid})", 0.0)
 
 
 def _first_unmovable(records: Sequence[Any]) -> tuple[int, Failure]:

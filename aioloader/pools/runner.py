@@ -37,9 +37,10 @@ class Preprocess:
 class Runner:
     """A worker's copy of the preprocessing."""
 
-    def __init__(self, preprocess: Preprocess, seeding: Seeding) -> None:
+    def __init__(self, preprocess: Preprocess, seeding: Seeding, begin_record: Callable[[int], None] | None = None) -> None:
         self._preprocess = preprocess
         self._seeding = seeding
+        self._begin_record = begin_record or _ignore
         self._call: Callable[[Record], Any] | None = None
 
     def run(self, chunk: Chunk) -> Outcome:
@@ -48,8 +49,10 @@ class Runner:
             return Outcome(len(chunk.records), None, chunk.records, None)
         counts: list[int] = []
         samples: list[Sample] = []
+        begin_record = self._begin_record
         begin, end, epoch = self._seeding.begin, self._seeding.end, chunk.epoch
         for record, record_id in zip(chunk.records, chunk.ids, strict=True):
+            begin_record(len(counts))
             try:
                 call = self._call or self._bound()
                 begin(epoch, record_id)
@@ -74,6 +77,10 @@ class Runner:
         finally:
             self._seeding.end()
         return self._call
+
+
+def _ignore(_index: int) -> None:
+    """Note nothing."""
 
 
 def _bind(preprocess: Preprocess) -> Callable[[Record], Any]:

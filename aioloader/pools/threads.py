@@ -95,6 +95,11 @@ class ThreadPool:
         """Return no process ids: threads have none."""
         return []
 
+    @property
+    def num_restarts(self) -> int:
+        """Return 0: threads are not replaced."""
+        return 0
+
     async def aclose(self) -> None:
         """Stop the threads; one that is inside a call of the user's function is a daemon and is left to finish it."""
         for thread in self._threads:

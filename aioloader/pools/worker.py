@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aioloader.pools.chunk import Chunk, Failure, Outcome
+from aioloader.pools.progress import ProgressPage
 from aioloader.pools.rng import LazySeeding
 from aioloader.pools.runner import Preprocess, Runner, describe_failure
 from aioloader.pools.transport import Encoded, decode, encode, encode_samples, write
@@ -31,10 +32,11 @@ INLINE_BYTES = 1 << 16  # below this a copy through the socket is cheaper than a
 
 
 def main(payload: bytes, descriptors: Sequence[int], prepared: Preprocess) -> None:
-    """Entry of a worker process: `descriptors` is its socket, `prepared` was unpickled by the zygote."""
+    """Entry of a worker process: `descriptors` are its socket and its progress page, `prepared` was unpickled by the zygote."""
     seeding = LazySeeding(prepared.seed)
     seeding.install()
-    _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(prepared, seeding)).serve()
+    progress = ProgressPage(descriptors[1])
+    _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(prepared, seeding, progress.begin_record), progress).serve()
 
 
 class _Job(NamedTuple):
@@ -48,9 +50,10 @@ class _Job(NamedTuple):
 
 
 class _Worker:
-    def __init__(self, wire: Wire, runner: Runner) -> None:
+    def __init__(self, wire: Wire, runner: Runner, progress: ProgressPage) -> None:
         self._wire = wire
         self._runner = runner
+        self._progress = progress
         self._arena = Arena()
         self._queued: deque[_Job] = deque()
 
@@ -74,11 +77,13 @@ class _Worker:
         self._queued.append(_Job(number, epoch, ids, sizes, frame.body))
 
     def _answer(self, job: _Job) -> None:
+        self._progress.begin_chunk(job.number)
         started = time.perf_counter()
         outcome = self._run(job)
         service_s = time.perf_counter() - started
         outcome, encoded = _encode(outcome)
         self._send(job.number, outcome, encoded, service_s)
+        self._progress.end_chunk()
 
     def _run(self, job: _Job) -> Outcome:
         try:

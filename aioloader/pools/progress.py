@@ -1,0 +1,60 @@
+"""A page of shared memory in which a worker notes what it is doing, so that its death or silence can be laid to a record."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from typing import NamedTuple
+
+__all__ = ["Place", "ProgressPage"]
+
+_NUMBER, _INDEX, _SINCE = 0, 1, 2
+_IDLE = -1
+
+
+class Place(NamedTuple):
+    """What a worker was doing: the record at `record_index` of chunk `number`, since `since_ns` of the monotonic clock."""
+
+    number: int
+    record_index: int
+    since_ns: int
+
+
+class ProgressPage:
+    """Written by one worker, read by the engine. Costs the worker about 0.1 us per record."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("aioloader-progress", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, mmap.PAGESIZE)
+        self._mmap = mmap.mmap(self.descriptor, mmap.PAGESIZE)
+        self._cells = memoryview(self._mmap).cast("q")
+        if descriptor is None:
+            self._cells[_NUMBER] = _IDLE
+
+    def begin_chunk(self, number: int) -> None:
+        """Note that a chunk begins, with its first record."""
+        self._cells[_INDEX] = 0
+        self._cells[_SINCE] = time.monotonic_ns()
+        self._cells[_NUMBER] = number
+
+    def begin_record(self, index: int) -> None:
+        """Note that a record begins."""
+        self._cells[_INDEX] = index
+        self._cells[_SINCE] = time.monotonic_ns()
+
+    def end_chunk(self) -> None:
+        """Note that the chunk's block was sent."""
+        self._cells[_NUMBER] = _IDLE
+
+    def place(self) -> Place | None:
+        """Return what the worker is doing, None when it is idle."""
+        number = self._cells[_NUMBER]
+        return None if number == _IDLE else Place(number, self._cells[_INDEX], self._cells[_SINCE])
+
+    def close(self) -> None:
+        """Unmap and close."""
+        self._cells.release()
+        self._mmap.close()
+        os.close(self.descriptor)
