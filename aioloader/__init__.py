@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SynchronizationError,
         WorkerError,
     )
+    from aioloader.faults import Quarantine, Retry
     from aioloader.loader import Loader
     from aioloader.order.mesh import Mesh
     from aioloader.pools.rng import record_rng
@@ -47,7 +48,9 @@ _HOME = {
     "Pack": "batching",
     "PreprocessError": "errors",
     "PretrainCollator": "collate",
+    "Quarantine": "faults",
     "ResumeError": "errors",
+    "Retry": "faults",
     "SampleInfo": "bridge.batch",
     "SequenceSource": "sources",
     "SftCollator": "collate",
@@ -78,7 +81,9 @@ __all__ = [
     "Pack",
     "PreprocessError",
     "PretrainCollator",
+    "Quarantine",
     "ResumeError",
+    "Retry",
     "SampleInfo",
     "SequenceSource",
     "SftCollator",

@@ -11,6 +11,7 @@ from aioloader import options
 from aioloader.engine.assembler import fresh_rank_state
 from aioloader.engine.plan import Plan, Run
 from aioloader.errors import ClosedError, ConfigError
+from aioloader.faults import FaultPolicy
 from aioloader.order.mesh import Mesh
 from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.runner import Preprocess
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from aioloader.protocols import Source
 
 __all__ = ["Loader"]
-
-_DEFAULT_BUFFER = 2048
 
 
 class Loader:
@@ -54,14 +53,16 @@ class Loader:
         workers: Worker processes or threads; 0 runs everything in the caller's thread, for debugging. Default: the CPUs of this rank.
         pool: "process", "thread" or "inline" (the same as workers=0).
         buffer_size: Records between the source and the trainer at most. Records in a micro-batch that needs more of them than this
-            to become complete do not count.
-        memory_limit: Not in this version yet: only its form is checked.
+            to become complete do not count. Default: what keeps the workers busy while one record is slow, 256 to 8192.
+        memory_limit: Bytes that records in flight may take after preprocessing in worker processes, as an int or like "2GiB". Fewer records
+            than `buffer_size` are let in where they are large, judged by the largest of late; one always is.
         prefetch_batches: Micro-batches that may wait for the trainer.
         end: "drop" leaves out a last micro-batch that is not full, and what makes lanes uneven; "pad" keeps it (one lane only).
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
         max_restarts_per_minute: A worker process that dies is replaced and its records run again; more deaths than this are an error.
             A record that was running at three of them is one too (`WorkerError`).
-        on_error: "raise": everything before the failing record is delivered, then the error is raised.
+        on_error: What to do about a record that fails, or kills its workers: "raise" (everything before it is delivered, then the error
+            is raised), `Retry(n)`, `Quarantine(...)`, or a dict of them by exception class. Quarantined ids are in the state.
         worker_init: Called once per worker; what it returns is passed to `preprocess` as second argument.
         host: "process" runs the engine in a sidecar process, "thread" in a thread, for sources that cannot move (a generator).
 
@@ -89,7 +90,7 @@ class Loader:
         memory_limit: int | str = "2GiB",
         prefetch_batches: int = 2,
         end: str = "drop",
-        on_error: str = "raise",
+        on_error: Any = "raise",
         worker_init: Callable[[], Any] | None = None,
         timeout_s: float | None = None,
         max_restarts_per_minute: int = 60,
@@ -102,9 +103,6 @@ class Loader:
             raise options.not_yet("Loader(shuffle=)", expected="None", got=shuffle)
         if preprocess_batch_size != 1:
             raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
-        if on_error != "raise":
-            raise options.not_yet("Loader(on_error=)", expected="'raise'", got=on_error)
-        options.parse_bytes("Loader(memory_limit=)", memory_limit)
         options.check_int("Loader(seed=)", seed, at_least=0, do="pass a non-negative seed")
         if epochs is not None:
             options.check_int("Loader(epochs=)", epochs, at_least=1, do="pass a number of epochs, or None to run without end")
@@ -139,10 +137,12 @@ class Loader:
             pool=self._pool,
             num_workers=num_workers,
             buffer_size=_buffer_size(buffer_size),
+            memory_limit=options.parse_bytes("Loader(memory_limit=)", memory_limit),
             prefetch_batches=options.check_int(
                 "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
             ),
             end=end,
+            faults=FaultPolicy(on_error),
             recovery=RecoveryOptions(timeout_s=timeout_s, max_restarts_per_minute=max_restarts_per_minute),
             fingerprint=self._fingerprint(resolved, batching, collator, seed, end),
         )
@@ -399,7 +399,7 @@ def _batching(batch: Any) -> Batching:
     return batching
 
 
-def _buffer_size(buffer_size: Any) -> int:
+def _buffer_size(buffer_size: Any) -> int | None:
     if buffer_size is None:
-        return _DEFAULT_BUFFER
+        return None
     return options.check_int("Loader(buffer_size=)", buffer_size, at_least=1, do="allow at least one record in flight, or leave it out")

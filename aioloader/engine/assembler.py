@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aioloader.engine.lane import Lane, LaneBatch, fresh_lane_state
 from aioloader.order.lanes import LaneMap
-from aioloader.pools.chunk import Outcome
+from aioloader.pools.chunk import Outcome, Quarantined
 from aioloader.protocols import Batching, Json, RecordId
 from aioloader.runtime.budget import Slots
 
@@ -28,7 +28,11 @@ class Stamps(NamedTuple):
 
     def at(self, index: int) -> Stamps:
         """Return the stamps of one record."""
-        return Stamps(self.lanes[index : index + 1], self.seqs[index : index + 1], self.ids[index : index + 1])
+        return self.part(index, index + 1)
+
+    def part(self, first: int, last: int | None = None) -> Stamps:
+        """Return the stamps of some records."""
+        return Stamps(self.lanes[first:last], self.seqs[first:last], self.ids[first:last])
 
 
 class Turn(NamedTuple):
@@ -54,6 +58,10 @@ class Assembler:
         self._turn = int(state["turn"])
         self._delivered: dict[str, Json] = dict(state["lanes"])
         self._slots = slots
+        self.quarantined: set[RecordId] = {record for lane in self._lanes.values() for record in lane.quarantined}
+        """Records that are left out wherever they come."""
+        self.newly_quarantined: list[Quarantined] = []
+        """Those that nobody has written to the log yet."""
 
     def drop_record(self, lane: int) -> None:
         """Count a record of a ragged end that its lane does not take."""
@@ -61,17 +69,27 @@ class Assembler:
 
     def take(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
         """Take the records of an outcome in order and yield the micro-batches whose turn comes."""
-        if outcome.counts is None and len(self._order) == 1 and outcome.num_done and self._lanes[self._order[0]].takes_runs:
+        if (
+            not self.quarantined
+            and outcome.counts is None
+            and len(self._order) == 1
+            and outcome.num_done
+            and self._lanes[self._order[0]].takes_runs
+        ):
             yield from self._take_run(stamps, outcome)
             return
+        left_out = {entry.record_index: entry for entry in outcome.quarantined}
         at = 0
         for index in range(outcome.num_done):
             count = 1 if outcome.counts is None else outcome.counts[index]
             lane = self._lanes[stamps.lanes[index]]
             before = lane.num_open
             num_batched = 0
+            samples = outcome.samples[at : at + count]
+            if is_left_out := self._is_left_out(stamps.ids[index], left_out.get(index)):
+                samples = ()
             self._slots.hold(1)
-            for batch in lane.take(stamps.seqs[index], stamps.ids[index], outcome.samples[at : at + count]):
+            for batch in lane.take(stamps.seqs[index], stamps.ids[index], samples, is_left_out=is_left_out):
                 num_batched += batch.num_records
                 yield from self._enqueue(lane, batch)
             self._slots.discard(1 + before - num_batched - lane.num_open)
@@ -83,6 +101,28 @@ class Assembler:
         self._slots.hold(num_records)
         for batch in lane.take_run(stamps.seqs[:num_records], stamps.ids[:num_records], outcome.samples):
             yield from self._enqueue(lane, batch)
+
+    def _is_left_out(self, record: RecordId, entry: Quarantined | None) -> bool:
+        """Return whether a record is quarantined: now, or earlier in this order, so that timing does not matter.
+
+        Raises:
+            AioLoaderError: The error of a record that is one too many.
+        """
+        if record in self.quarantined:
+            return True
+        if entry is None:
+            return False
+        num_records = sum(lane.num_records for lane in self._lanes.values()) + 1
+        if (
+            entry.error is not None
+            and entry.quarantine is not None
+            and entry.quarantine.is_exceeded(len(self.quarantined) + 1, num_records)
+        ):
+            entry.error.add_note(f"{entry.quarantine}: this record is one more than it allows, of {num_records} read.")
+            raise entry.error
+        self.quarantined.add(record)
+        self.newly_quarantined.append(entry)
+        return True
 
     def end_epoch(self, epoch: int) -> Iterator[Turn]:
         """Finish all lanes and yield the micro-batches whose turn comes."""

@@ -6,7 +6,7 @@ import traceback
 
 from aioloader.engine.assembler import Stamps
 from aioloader.errors import AioLoaderError, PreprocessError, SourceError, WorkerError
-from aioloader.pools.chunk import Block
+from aioloader.pools.chunk import Failure
 
 __all__ = ["preprocess_error", "source_error", "with_records"]
 
@@ -21,18 +21,16 @@ def source_error(error: BaseException) -> AioLoaderError:
     return wrapped
 
 
-def preprocess_error(block: Block, stamps: Stamps) -> AioLoaderError:
-    """Return the error for the record of a block on which the user's function failed, or which killed its workers."""
-    failure, index = block.outcome.failure, block.outcome.num_done
-    assert failure is not None
+def preprocess_error(failure: Failure, stamps: Stamps, worker: str) -> AioLoaderError:
+    """Return the error for a record, the first of `stamps`, on which the user's function failed or which killed its workers."""
     if isinstance(failure.error, WorkerError):
-        return with_records(failure.error, stamps.at(index))
+        return with_records(failure.error, stamps.at(0))
     error = PreprocessError(
         f"{failure.kind}: {failure.message}",
-        seq=stamps.seqs[index],
-        record=stamps.ids[index],
-        lane=stamps.lanes[index],
-        worker=block.worker,
+        seq=stamps.seqs[0],
+        record=stamps.ids[0],
+        lane=stamps.lanes[0],
+        worker=worker,
         remote_traceback=failure.traceback,
     )
     error.__cause__ = failure.error

@@ -11,11 +11,13 @@ from typing import Any
 from anyio.from_thread import start_blocking_portal
 
 from aioloader.engine.assembler import Assembler, Turn
-from aioloader.engine.errors import preprocess_error, source_error
+from aioloader.engine.attempt import Attempt
+from aioloader.engine.errors import source_error
 from aioloader.engine.output import Ready, collate
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
+from aioloader.engine.quarantine_log import log_quarantined
 from aioloader.errors import AioLoaderError
 from aioloader.pools.chunk import Block
 from aioloader.pools.rng import SwappedSeeding
@@ -34,7 +36,7 @@ class InlinePass:
 
     def __init__(self, plan: Plan, run: Run, preprocess: Preprocess, stages: Stages) -> None:
         self.next_state: Json = None
-        self.slots = Slots(plan.buffer_size)
+        self.slots = Slots(plan.buffer_size or _MAX_READ)
         self._plan = plan
         self._run = run
         self._stages = stages
@@ -79,7 +81,7 @@ class InlinePass:
 
     def _read(self, reading: _Reading, stamper: Stamper, epoch: int) -> Span | None:
         started = time.perf_counter()
-        at, span = reading.read(min(_MAX_READ, self._plan.buffer_size))
+        at, span = reading.read(min(_MAX_READ, self.slots.limit))
         self._progress.cursors.add((epoch, stamper.position), at)
         self._stages.source.add(0 if span is None else len(span.records), time.perf_counter() - started)
         return span
@@ -87,26 +89,31 @@ class InlinePass:
     def _process(self, queue: Queue, epoch: int) -> Iterator[Ready]:
         stamps, chunk = queue.cut(epoch, 1)
         started = time.perf_counter()
-        outcome = self._runner.run(chunk)
-        failure = outcome.failure
-        if failure is not None and type(failure.error) is KeyboardInterrupt:
-            raise failure.error  # Ctrl-C in this very process
+        attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
+        while (step := attempt.step()) is not None:
+            time.sleep(step.delay_s)
+            outcome = self._runner.run(step.chunk)
+            if outcome.failure is not None and type(outcome.failure.error) is KeyboardInterrupt:
+                raise outcome.failure.error  # Ctrl-C in this very process
+            attempt.ran(Block(outcome, "inline", 0.0))
+        outcome, error = attempt.block.outcome, attempt.error
         self._stages.preprocess.add(outcome.num_done, time.perf_counter() - started)
-        error: AioLoaderError | None = None
-        if failure is not None:
-            error = preprocess_error(Block(outcome, "inline", 0.0), stamps)
         turns = self._assembler.take(stamps, outcome)
         while error is None:
             try:
                 turn = next(turns, None)
-            except AioLoaderError as batching:
-                error = batching
+            except AioLoaderError as failure:
+                error = failure
                 break
             if turn is None:
-                return
+                break
             yield self._collate(turn)
-        yield from self._collated(self._assembler.end_early())
-        raise error
+        if self._assembler.newly_quarantined:
+            log_quarantined(self._assembler.newly_quarantined)
+            self._assembler.newly_quarantined = []
+        if error is not None:
+            yield from self._collated(self._assembler.end_early())
+            raise error
 
     def _collated(self, turns: Iterator[Turn]) -> Iterator[Ready]:
         for turn in turns:

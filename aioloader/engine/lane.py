@@ -5,12 +5,13 @@ State of a lane, as of a micro-batch:
     epoch, seq, sub    the next sample to take: the `sub`-th of record `seq` of `epoch`
     step               micro-batches made so far, over all epochs
     batcher            samples taken and not yet in a micro-batch, by reference
+    quarantined        ids of the records that were left out because they failed
     counts             what became of the records and samples so far
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -18,7 +19,7 @@ from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, RunB
 
 __all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
 
-_COUNTS = ("records", "filtered_records", "samples", "delivered_samples", "dropped_samples", "dropped_records")
+_COUNTS = ("records", "filtered_records", "quarantined_records", "samples", "delivered_samples", "dropped_samples", "dropped_records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
         "sub": 0,
         "step": 0,
         "batcher": batching.start().state(),
+        "quarantined": [],
         "counts": {**dict.fromkeys(_COUNTS, 0), **_named(batching.start().counters())},
     }
 
@@ -72,6 +74,7 @@ class Lane:
         self._sub = int(state["sub"])
         self._step = int(state["step"])
         self._counts: dict[str, int] = dict(state["counts"])
+        self.quarantined: list[RecordId] = [(shard, row) for shard, row in state["quarantined"]]
         self._num_open = 0
         self._saved = state["batcher"]
         self._refs: frozenset[Ref] | None = frozenset(self._batcher.refs(self._saved))
@@ -81,6 +84,11 @@ class Lane:
     def num_open(self) -> int:
         """Return the records taken whose samples are not all in a micro-batch yet."""
         return self._num_open
+
+    @property
+    def num_records(self) -> int:
+        """Return the records taken so far, over the whole run."""
+        return self._counts["records"]
 
     @property
     def takes_runs(self) -> bool:
@@ -99,8 +107,11 @@ class Lane:
         self._count_run(len(items) - done)
         self._seq = seqs[-1] + 1
 
-    def take(self, seq: int, record: RecordId, samples: Sequence[Sample]) -> Iterator[LaneBatch]:
-        """Take all samples of the next record and yield the micro-batches that they complete."""
+    def take(self, seq: int, record: RecordId, samples: Sequence[Sample], *, is_left_out: bool = False) -> Iterator[LaneBatch]:
+        """Take all samples of the next record and yield the micro-batches that they complete.
+
+        A record that `is_left_out` is quarantined and has no samples.
+        """
         if self._refs is not None:
             if seq < self._seq:
                 self._keep(seq, record, samples)
@@ -113,7 +124,9 @@ class Lane:
         if not skip:
             self._counts["records"] += 1
             self._counts["samples"] += len(samples)
-            self._counts["filtered_records"] += not samples
+            self._counts["quarantined_records" if is_left_out else "filtered_records"] += not samples
+        if is_left_out and record not in self.quarantined:
+            self.quarantined.append(record)
             self._num_open += bool(samples)
         for sub in range(skip, len(samples)):
             groups = self._batcher.push(Item(samples[sub], seq, sub, record))  # raises with the buffer and the place unchanged
@@ -155,6 +168,7 @@ class Lane:
             "sub": self._sub,
             "step": self._step,
             "batcher": self._batcher.state() if self._refs is None else self._saved,
+            "quarantined": [list(record) for record in self.quarantined],
             "counts": {**self._counts, **_named(self._batcher.counters())} if self._refs is None else dict(self._counts),
         }
 

@@ -17,16 +17,18 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aioloader.engine.assembler import Assembler, Stamps, Turn
-from aioloader.engine.chunking import ChunkSize
-from aioloader.engine.errors import preprocess_error, source_error, with_records
+from aioloader.engine.attempt import Attempt
+from aioloader.engine.chunking import MAX_BUFFER, BufferLimit, ChunkSize
+from aioloader.engine.errors import source_error
 from aioloader.engine.heap import OrderedHeap
 from aioloader.engine.output import Ready, collate
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
+from aioloader.engine.quarantine_log import log_quarantined
 from aioloader.engine.reading import Reading
 from aioloader.errors import AioLoaderError
-from aioloader.pools.chunk import Block, Chunk, Outcome
+from aioloader.pools.chunk import Block, Chunk
 from aioloader.protocols import Cursor, Json
 from aioloader.runtime.budget import Budget
 from aioloader.runtime.signal import Signal
@@ -87,9 +89,10 @@ class Pipeline:
         self._pool = pool
         self._sink = sink
         self._stages = stages
-        self.budget = Budget(plan.buffer_size)
+        self._limit = BufferLimit(fixed=plan.buffer_size, memory_limit=plan.memory_limit, num_workers=pool.num_workers)
+        self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER)
+        self.budget = Budget(self._limit.after(0, 0, self._chunk_size.records))
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial)
-        self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size)
         self._room = anyio.Semaphore(pool.capacity)
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()
@@ -194,19 +197,22 @@ class Pipeline:
                 self._queued.notify()
 
     async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
-        error: AioLoaderError | None = None
+        attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
         started = time.perf_counter()
         try:
-            block = await self._pool.run(chunk)
-            if block.outcome.failure is not None:
-                error = preprocess_error(block, stamps)
-        except AioLoaderError as failure:
-            block, error = Block(Outcome(0, [], [], None), "none", 0.0), with_records(failure, stamps)
+            while (step := attempt.step()) is not None:
+                await anyio.sleep(step.delay_s)
+                try:
+                    attempt.ran(await self._pool.run(step.chunk))
+                except AioLoaderError as error:
+                    attempt.lost(error)
         finally:
             self._room.release()
+        block = attempt.block
         self._stages.preprocess.add(block.outcome.num_done, block.service_s, time.perf_counter() - started - block.service_s)
         self._chunk_size.observe(block.outcome.num_done, block.service_s)
-        self._heap.push(index, len(chunk.records), _Ran(stamps, block, error))
+        self.budget.slots.limit = self._limit.after(block.outcome.num_done, block.nbytes, self._chunk_size.records)
+        self._heap.push(index, len(chunk.records), _Ran(stamps, block, attempt.error))
         self._arrived.notify()
 
     def _push(self, entry: _EpochEnd | _Broken) -> None:
@@ -224,11 +230,18 @@ class Pipeline:
             error = None if isinstance(entry, _EpochEnd) else entry.error
             if isinstance(entry, _Ran):
                 error = await self._hand_over_all(self._assembler.take(entry.stamps, entry.block.outcome)) or error
+                if self._assembler.newly_quarantined:
+                    await self._log_quarantined()
             elif isinstance(entry, _EpochEnd) and (state := await self._finish_epoch(entry)) is not None:
                 return state
             if error is not None:
                 await self._hand_over_all(self._assembler.end_early())
                 raise error
+
+    async def _log_quarantined(self) -> None:
+        """Write down the records that were left out, in order."""
+        entries, self._assembler.newly_quarantined = self._assembler.newly_quarantined, []
+        await anyio.to_thread.run_sync(log_quarantined, entries)
 
     async def _next_in_order(self) -> _Ran | _EpochEnd | _Broken:
         while (entry := self._heap.pop()) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aioloader.faults import FaultPolicy
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.recovery import RecoveryOptions
 from aioloader.protocols import Batching, Collator, Json, Source
@@ -23,11 +24,13 @@ class Plan:
     seed: int
     pool: str
     num_workers: int
-    buffer_size: int
+    buffer_size: int | None
+    memory_limit: int
     prefetch_batches: int
     end: str
     fingerprint: dict[str, Json]
     recovery: RecoveryOptions
+    faults: FaultPolicy
 
     @property
     def keep_partial(self) -> bool:

@@ -110,7 +110,7 @@ class _Session:
             "stages": self._stages.snapshot(),
             "in_flight": 0 if slots is None else slots.in_flight,
             "peak_in_flight": 0 if slots is None else slots.peak,
-            "buffer_size": self._plan.buffer_size,
+            "buffer_size": self._plan.buffer_size if slots is None else slots.limit,
             "waiting_batches": self._outbox.num_waiting,
             "workers": pool.num_workers,
             "worker_pids": pool.pids,

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from aioloader.errors import AioLoaderError
+from aioloader.faults import Quarantine
 from aioloader.protocols import Record, RecordId, Sample
 
-__all__ = ["Block", "Chunk", "Failure", "Outcome"]
+__all__ = ["Block", "Chunk", "Failure", "Outcome", "Quarantined"]
 
 
 class Chunk(NamedTuple):
@@ -23,24 +25,37 @@ class Chunk(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception on its way to the trainer: the object where it can be moved, its text in any case."""
+    """An exception on its way to the trainer: the object where it can be moved, its text in any case.
+
+    `kinds` are the names of its class and of the classes that this inherits from, nearest first.
+    """
 
     kind: str
     message: str
     traceback: str
     error: BaseException | None
+    kinds: tuple[str, ...]
+
+
+class Quarantined(NamedTuple):
+    """A record that was left out: its index, why (None: known from before), and the policy that said so."""
+
+    record_index: int
+    error: AioLoaderError | None
+    quarantine: Quarantine | None
 
 
 class Outcome(NamedTuple):
     """What a chunk became, in record order, up to the first record that failed.
 
-    `counts` holds the number of samples of each record that was done (0: filtered), or None when each gave exactly one.
+    `counts` holds the number of samples of each record that was done (0: filtered or quarantined), or None when each gave exactly one.
     """
 
     num_done: int
     counts: Sequence[int] | None
     samples: Sequence[Sample]
     failure: Failure | None
+    quarantined: Sequence[Quarantined] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aioloader.errors import ConfigError, HostError, WorkerError
+from aioloader.faults import class_names
 from aioloader.pools.chunk import Block, Chunk, Failure, Outcome
 from aioloader.pools.progress import ProgressPage
 from aioloader.pools.recovery import Blame, RecoveryOptions, RestartBudget, join_blocks, split_chunk
@@ -318,7 +319,11 @@ def _death(worker: _Worker, exitcode: int | None) -> WorkerError:
 
 def _poisoned(death: WorkerError) -> Block:
     """Return the block of a record that has killed its worker too often."""
-    return Block(Outcome(0, [], [], Failure("WorkerError", death.message, "", death)), f"{death.worker} (pid {death.pid})", 0.0)
+    return Block(
+        Outcome(0, [], [], Failure("WorkerError", death.message, "", death, class_names(WorkerError))),
+        f"{death.worker} (pid {death.pid})",
+        0.0,
+    )
 
 
 def _first_unmovable(records: Sequence[Any]) -> tuple[int, Failure]:

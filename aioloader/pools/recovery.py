@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aioloader.errors import ConfigError
-from aioloader.pools.chunk import Block, Chunk, Outcome
+from aioloader.pools.chunk import Block, Chunk, Outcome, Quarantined
 from aioloader.protocols import RecordId, Sample
 
 __all__ = ["Blame", "RecoveryOptions", "RestartBudget", "join_blocks", "split_chunk"]
@@ -85,10 +85,17 @@ def split_chunk(chunk: Chunk, index: int) -> tuple[Chunk, Chunk, Chunk]:
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
     """Return the blocks of consecutive chunks as one; only the last may hold a failure."""
+    if len(blocks) == 1:
+        return blocks[0]
     outcomes = [block.outcome for block in blocks]
     samples: list[Sample] = [sample for outcome in outcomes for sample in outcome.samples]
     counts: list[int] | None = None
     if any(outcome.counts is not None for outcome in outcomes):
         counts = [count for outcome in outcomes for count in (outcome.counts if outcome.counts is not None else [1] * outcome.num_done)]
-    outcome = Outcome(sum(one.num_done for one in outcomes), counts, samples, outcomes[-1].failure)
+    quarantined: list[Quarantined] = []
+    num_done = 0
+    for one in outcomes:
+        quarantined.extend(entry._replace(record_index=num_done + entry.record_index) for entry in one.quarantined)
+        num_done += one.num_done
+    outcome = Outcome(num_done, counts, samples, outcomes[-1].failure, quarantined)
     return Block(outcome, blocks[-1].worker, sum(block.service_s for block in blocks), sum(block.nbytes for block in blocks))

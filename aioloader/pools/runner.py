@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aioloader.faults import class_names
 from aioloader.pools.chunk import Chunk, Failure, Outcome
 from aioloader.pools.rng import Seeding
 from aioloader.protocols import Record, RecordId, Sample
@@ -135,7 +136,7 @@ def describe_failure(error: BaseException) -> Failure:
     while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    return Failure(type(error).__qualname__, _message_of(error), text, error)
+    return Failure(type(error).__qualname__, _message_of(error), text, error, class_names(type(error)))
 
 
 def _message_of(error: BaseException) -> str:
