@@ -11,7 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aioloader.pools.chunk import Chunk, Failure, Outcome
 from aioloader.pools.progress import ProgressPage
