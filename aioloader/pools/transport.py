@@ -22,7 +22,7 @@ from aioloader.pools.columns import Concatenation, from_columns, split, to_colum
 
 __all__ = ["Encoded", "decode", "encode", "encode_samples", "write"]
 
-_MAIN_MODULE = pickle.dumps("__main__", protocol=5)[-12:-2]
+_MAIN_MODULE = b"\x8c\x08__main__"
 """How a pickle names the module of a class or function: opcode, length, text."""
 _ALIGNMENT = 64  # a cache line; what vectorised kernels like best
 
@@ -146,13 +146,15 @@ def _dump(pickler_class: Any, value: Any, buffer_callback: Callable[[pickle.Pick
 
 
 def _dispatch_table(torch: Any) -> dict[type, Any]:
-    global _table
-    if _table is None:
+    global _table, _num_registered
+    if _num_registered != len(copyreg.dispatch_table):  # a plain dict is looked up several times as fast as a chain of them
+        _num_registered = len(copyreg.dispatch_table)
         _table = {**cloudpickle.Pickler.dispatch_table, **copyreg.dispatch_table, torch.Tensor: _reduce_tensor}
     return _table
 
 
-_table: dict[type, Any] | None = None
+_table: dict[type, Any] = {}
+_num_registered = -1
 
 
 def _reduce_tensor(tensor: Any) -> Any:
