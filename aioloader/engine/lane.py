@@ -125,9 +125,9 @@ class Lane:
             self._counts["records"] += 1
             self._counts["samples"] += len(samples)
             self._counts["quarantined_records" if is_left_out else "filtered_records"] += not samples
+            self._num_open += bool(samples)
         if is_left_out and record not in self.quarantined:
             self.quarantined.append(record)
-            self._num_open += bool(samples)
         for sub in range(skip, len(samples)):
             groups = self._batcher.push(Item(samples[sub], seq, sub, record))  # raises with the buffer and the place unchanged
             self._seq, self._sub = (seq, sub + 1) if sub + 1 < len(samples) else (seq + 1, 0)

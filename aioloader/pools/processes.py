@@ -157,10 +157,15 @@ class ProcessPool:
 
     async def _fork(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
-        with theirs:
-            name = f"aioloader-w{number}"
-            progress = ProgressPage()
-            pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", [theirs.fileno(), progress.descriptor])
+        progress = ProgressPage()
+        try:
+            with theirs:
+                name = f"aioloader-w{number}"
+                pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", [theirs.fileno(), progress.descriptor])
+        except BaseException:
+            ours.close()
+            progress.close()
+            raise
         return _Worker(f"{number}", pid, Wire(ours), progress)
 
     async def _least_loaded(self) -> _Worker:

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,7 @@ class ZygoteProcess:
                 env={**os.environ, **_ENVIRONMENT},
             )
         self._owner_pid = os.getpid()
+        self._exits: dict[int, int] = {}
         self._wire = Wire(ours)
         self._wire.send(0, pickle.dumps(sys.path))
 
@@ -75,7 +78,7 @@ class ZygoteProcess:
         try:
             self._wire.send(zygote.FORK, pickle.dumps((entry, name)), [payload], descriptors)
             while (frame := self._wire.receive()) is None or frame.kind != zygote.FORKED:
-                pass
+                self._note(frame)
         except WireClosedError as error:
             raise self.death(error) from error
         pid: int = pickle.loads(frame.meta)
@@ -83,13 +86,17 @@ class ZygoteProcess:
 
     def exit_of(self, pid: int, timeout_s: float) -> int | None:
         """Return the exit code of a child of this handle (negative: a signal), or None if it is not known in time."""
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(WireClosedError):
-            while (frame := self._wire.receive(timeout_s)) is not None:
-                if frame.kind == zygote.EXITED:
-                    ended, exitcode = pickle.loads(frame.meta)
-                    if ended == pid:
-                        return int(exitcode)
-        return None
+            while pid not in self._exits and (frame := self._wire.receive(max(0.0, deadline - time.monotonic()))) is not None:
+                self._note(frame)
+        return self._exits.get(pid)
+
+    def _note(self, frame: Frame | None) -> None:
+        """Keep what a frame says of a child that ended, until somebody asks."""
+        if frame is not None and frame.kind == zygote.EXITED:
+            pid, exitcode = pickle.loads(frame.meta)
+            self._exits[pid] = exitcode
 
     def death(self, cause: object) -> HostError:
         """Return the error for a zygote that does not answer."""
@@ -125,9 +132,7 @@ class ForkClient:
 
     def __init__(self, sock: socket.socket) -> None:
         self._wire = Wire(sock)
-        self._lock = anyio.Lock()
-        self._answer: Frame | None = None
-        self._answered = anyio.Event()
+        self._questions: deque[_Question] = deque()
         self._exits: dict[int, int] = {}
         self._exited: dict[int, anyio.Event] = {}
         self._closed = False
@@ -142,11 +147,13 @@ class ForkClient:
                     self._exits[pid] = exitcode
                     self._exited.setdefault(pid, anyio.Event()).set()
                 else:
-                    self._answer = frame
-                    self._answered.set()
+                    question = self._questions.popleft()
+                    question.answer = frame
+                    question.answered.set()
         except WireClosedError:
             self._closed = True
-            self._answered.set()
+            for question in self._questions:
+                question.answered.set()
 
     async def prepare(self, payload: bytes) -> str | None:
         """Have the zygote unpickle what children get; return the traceback if it could not."""
@@ -176,15 +183,29 @@ class ForkClient:
         self._wire.close()
 
     async def _ask(self, kind: int, meta: bytes, body: list[bytes], descriptors: Sequence[int]) -> Frame:
-        async with self._lock:
-            self._answered = anyio.Event()
-            self._answer = None
-            with contextlib.suppress(WireClosedError):
-                await self._wire.send_async(kind, meta, body, descriptors)
-                await self._answered.wait()
-            if self._answer is None:
-                raise HostError("zygote: expected an answer, but it ended; see its output above.")
-            return self._answer
+        """Ask and return the answer. A cancelled caller leaves its question in place: answers come in the order of questions."""
+        question = _Question()
+        self._questions.append(question)
+        try:
+            await self._wire.send_async(kind, meta, body, descriptors)
+        except BaseException as error:
+            self._questions.remove(question)  # cancelled before anything was sent, or nobody is there to answer
+            if isinstance(error, WireClosedError):
+                raise HostError("zygote: expected an answer, but it ended; see its output above.") from error
+            raise
+        if not self._closed:
+            await question.answered.wait()
+        if question.answer is None:
+            raise HostError("zygote: expected an answer, but it ended; see its output above.")
+        return question.answer
+
+
+class _Question:
+    """What the zygote was asked and has not answered yet."""
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.answer: Frame | None = None
 
 
 def describe_exit(exitcode: int | None) -> str:

@@ -127,13 +127,14 @@ class _Zygote:
         entry, name = pickle.loads(frame.meta)
         if self._threaded:
             return self._exec(entry, name, frame)
+        parent = os.getpid()
         gc.freeze()  # the collector would otherwise touch, and so copy, every page shared with the children
         pid = os.fork()
         if pid == 0:
-            self._child(entry, name, frame)
+            self._child(entry, name, frame, parent)
         return pid
 
-    def _child(self, entry: str, name: str, frame: Frame) -> NoReturn:
+    def _child(self, entry: str, name: str, frame: Frame, parent: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for wire in self._clients.values():
@@ -143,7 +144,7 @@ class _Zygote:
         self._wakeup_writer.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        _run_child(entry, name, bytes(frame.body), frame.descriptors, self._prepared)
+        _run_child(entry, name, bytes(frame.body), frame.descriptors, self._prepared, parent)
 
     def _exec(self, entry: str, name: str, frame: Frame) -> int:
         ours, theirs = socket.socketpair()
@@ -155,7 +156,7 @@ class _Zygote:
             )
             process.returncode = 0  # reaped by this loop, not by Popen
             theirs.close()
-            meta = pickle.dumps((entry, name, len(frame.body)))
+            meta = pickle.dumps((entry, name, len(frame.body), os.getpid(), sys.path))
             wire = Wire(ours)
             with contextlib.suppress(WireClosedError):  # a child that died at once is reaped and reported like any other
                 wire.send(FORK, meta, [frame.body, self._payload], frame.descriptors)
@@ -186,16 +187,18 @@ def _exec_main() -> NoReturn:
     if frame is None:
         os._exit(1)
     wire.close()
-    entry, name, payload_bytes = pickle.loads(frame.meta)
+    entry, name, payload_bytes, parent, sys.path[:] = pickle.loads(frame.meta)
     prepared = pickle.loads(frame.body[payload_bytes:])
-    _run_child(entry, name, bytes(frame.body[:payload_bytes]), frame.descriptors, prepared)
+    _run_child(entry, name, bytes(frame.body[:payload_bytes]), frame.descriptors, prepared, parent)
 
 
-def _run_child(entry: str, name: str, payload: bytes, descriptors: Sequence[int], prepared: Any) -> NoReturn:
+def _run_child(entry: str, name: str, payload: bytes, descriptors: Sequence[int], prepared: Any, parent: int) -> NoReturn:
     """Run `module:function` and leave without running the interpreter's exit handlers."""
     status = 1
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked to go with it
+            os._exit(status)
         _prctl(_PR_SET_NAME, name.encode()[:15])
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C is for the trainer to answer; it closes us
         module, _, function = entry.partition(":")

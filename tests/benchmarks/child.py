@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ __all__ = ["run"]
 
 
 def run(task: Task) -> Measurement:
-    """Return what `task` asks for."""
+    """Return what `task` asks for. Torch is there before any loader starts, as in a trainer."""
+    importlib.import_module("torch")
     workload = WORKLOADS[task.workload]
     work = workload.make(task.num_records, task.settings)
     feed = CONTESTANTS[task.contestant].open(work, task.settings.workers)

@@ -443,11 +443,10 @@ def test_a_worker_that_is_killed_from_outside(options: Options) -> None:
             return numbers([batch])
 
         delivered, error = drain(loader, of=kill_after_10)
-        assert time.monotonic() - killed_at[0] < 10
-        assert type(error) is WorkerError
-        assert "was killed by SIGKILL" in str(error)
-        assert (error.pid, error.worker) == (pids[1], "1")
-        assert delivered == list(range(error.seqs[0]))
+        assert (delivered, error) == (list(range(1_000)), None), "another worker takes over, and its records are run again"
+        assert killed_at
+        assert loader.stats()["worker_restarts"] == 1
+        pids += loader.stats()["worker_pids"]
     assert not wait_until_dead(pids, 5)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from aioloader.pools.chunk import Chunk, Outcome
 from aioloader.pools.processes import ProcessPool
+from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.rng import record_rng
 from aioloader.pools.runner import Preprocess
 from aioloader.pools.threads import ThreadPool
@@ -40,11 +41,16 @@ async def in_pool(
     *,
     num_workers: int = 2,
     wait: bool = True,
+    recovery: RecoveryOptions | None = None,
 ) -> T:
     """Start a pool, await `body(pool)`, and close the pool as an engine does: while its tasks are being cancelled."""
     data = preprocess if isinstance(preprocess, bytes) else dumps(preprocess)
     forks = ForkClient(zygote.connect())
-    pool: Pool = ThreadPool(num_workers, data) if kind == "thread" else ProcessPool(forks, num_workers, data)
+    pool: Pool
+    if kind == "thread":
+        pool = ThreadPool(num_workers, data)
+    else:
+        pool = ProcessPool(forks, num_workers, data, recovery or RecoveryOptions())
     results: list[T] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(forks.run)
@@ -226,3 +232,14 @@ def block_on_first(record: tuple[str, bytes]) -> str:
 
 def die_or_block(record: str) -> str:
     return block_on(record.removeprefix("block ")) if record.startswith("block ") else die(record)
+
+
+def die_once(path: str) -> str:
+    """Die at the first call for a path; the second finds what the first left."""
+    if path.startswith("/"):
+        try:
+            with open(path, "x"):
+                os._exit(3)
+        except FileExistsError:
+            return "survived"
+    return path

@@ -202,3 +202,15 @@ async def test_closing_leaves_nothing_even_in_the_middle_of_work(kind: str, zygo
             await anyio.to_thread.run_sync(Path(pipe).write_text, "end")
 
     await in_pool(kind, zygote, Preprocess(function=pool_cases.block_on), body, num_workers=1)
+
+
+@every_pool
+@pytest.mark.parametrize("num_checkpoints", range(6))
+async def test_closing_while_starting_leaves_nothing(kind: str, zygote: ZygoteProcess, num_checkpoints: int) -> None:
+    """What is left is found by the check around every test."""
+
+    async def body(_pool: Pool) -> None:
+        for _ in range(num_checkpoints):
+            await anyio.lowlevel.checkpoint()
+
+    await in_pool(kind, zygote, Preprocess(function=pool_cases.double), body, wait=False)

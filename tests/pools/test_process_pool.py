@@ -14,6 +14,7 @@ from anyio import wait_all_tasks_blocked
 from aioloader.errors import WorkerError
 from aioloader.pools.chunk import Block, Outcome
 from aioloader.pools.processes import ProcessPool
+from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.pools.runner import Preprocess, Runner
 from aioloader.runtime.spawn import ZygoteProcess
@@ -59,6 +60,8 @@ async def test_the_next_chunk_goes_to_the_least_loaded_worker(zygote: ZygoteProc
 
 # Deaths
 
+UNFORGIVING = RecoveryOptions(max_restarts_per_minute=0)
+
 
 @pytest.mark.parametrize(
     ("how", "exitcode", "words"),
@@ -79,7 +82,7 @@ async def test_a_worker_that_dies_is_an_error_that_says_how(zygote: ZygoteProces
             errors.append(caught.value)
         return errors, pool.pids
 
-    errors, pids = await in_pool("process", zygote, Preprocess(function=pool_cases.die), body)
+    errors, pids = await in_pool("process", zygote, Preprocess(function=pool_cases.die), body, recovery=UNFORGIVING)
     assert errors[0] is errors[1]
     assert errors[0].exitcode == exitcode
     assert errors[0].pid in pids
@@ -107,10 +110,67 @@ async def test_all_that_a_dead_worker_held_fails_and_what_others_hold_arrives(zy
                 await anyio.sleep(0.01)
             await anyio.to_thread.run_sync(Path(pipe).write_text, "go")
 
-    await in_pool("process", zygote, Preprocess(function=pool_cases.die_or_block), body)
+    await in_pool("process", zygote, Preprocess(function=pool_cases.die_or_block), body, recovery=UNFORGIVING)
     assert isinstance(results["dies"], WorkerError)
     assert isinstance(results["slow"], Block)
     assert results["slow"].outcome.samples == ["go"]
+
+
+async def test_a_dead_worker_is_replaced_and_its_records_run_again(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    deadly = [str(tmp_path / name) for name in "abc"]
+    chunks = [chunk_of(["x", deadly[0], "y", deadly[1]]), chunk_of(["z"]), chunk_of([deadly[2]]), *[chunk_of(["more"])] * 5]
+
+    async def body(pool: Pool) -> tuple[list[Outcome], int, set[int]]:
+        before = set(pool.pids)
+        return await outcomes(pool, chunks), pool.num_restarts, before & set(pool.pids)
+
+    results, num_restarts, remaining = await in_pool("process", zygote, Preprocess(function=pool_cases.die_once), body)
+    assert [list(outcome.samples) for outcome in results[:3]] == [["x", "survived", "y", "survived"], ["z"], ["survived"]]
+    assert [outcome.samples for outcome in results[3:]] == [["more"]] * 5
+    assert all(outcome.failure is None for outcome in results)
+    assert num_restarts == 3
+    assert len(remaining) < 2
+
+
+async def test_a_record_that_kills_every_worker_fails_in_its_place(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> tuple[list[Outcome], int]:
+        return await outcomes(pool, [chunk_of(["a", "b", "SIGKILL", "c"]), *[chunk_of(["fine"])] * 6]), pool.num_restarts
+
+    recovery = RecoveryOptions(max_kills=2)
+    (poisoned, *others), num_restarts = await in_pool("process", zygote, Preprocess(function=pool_cases.die), body, recovery=recovery)
+    assert (poisoned.num_done, list(poisoned.samples)) == (2, ["a", "b"])
+    assert poisoned.failure is not None
+    assert poisoned.failure.kind == "WorkerError"
+    assert "was killed by SIGKILL" in poisoned.failure.message
+    assert isinstance(poisoned.failure.error, WorkerError)
+    assert [outcome.samples for outcome in others] == [["fine"]] * 6
+    assert num_restarts == 2
+
+
+async def test_too_many_deaths_end_it(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> None:
+        with pytest.raises(WorkerError, match=r"expected at most 2 such deaths within a minute; .* raise max_restarts_per_minute"):
+            await outcomes_one(pool, ["SIGKILL"])
+        with pytest.raises(WorkerError, match="expected at most 2 such deaths"):
+            await outcomes_one(pool, ["fine"])
+
+    recovery = RecoveryOptions(max_kills=9, max_restarts_per_minute=2)
+    await in_pool("process", zygote, Preprocess(function=pool_cases.die), body, recovery=recovery)
+
+
+async def outcomes_one(pool: Pool, records: list[str]) -> Outcome:
+    return (await pool.run(chunk_of(records))).outcome
+
+
+async def test_a_worker_that_makes_no_progress_is_killed_and_blamed(zygote: ZygoteProcess) -> None:
+    async def body(pool: Pool) -> Outcome:
+        return await outcomes_one(pool, ["a", "SIGSTOP", "b"])
+
+    recovery = RecoveryOptions(max_kills=1, timeout_s=0.2)
+    outcome = await in_pool("process", zygote, Preprocess(function=pool_cases.die), body, recovery=recovery)
+    assert (outcome.num_done, list(outcome.samples)) == (1, ["a"])
+    assert outcome.failure is not None
+    assert "made no progress for 0.2 s and was killed" in outcome.failure.message
 
 
 async def test_a_stopped_worker_does_not_hold_up_closing(zygote: ZygoteProcess) -> None:

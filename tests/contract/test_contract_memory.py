@@ -1,0 +1,202 @@
+"""Batches in hand never change, and whatever a sample holds comes back as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aioloader import FixedBatch, Loader
+from tests.contract.cases import EVERY_HOST, INLINE, PROCESSES, THREADS, Options, name_of
+
+HOSTS = pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
+
+
+def large(number: int) -> Any:
+    return np.full((512, 512), number, np.float32)
+
+
+def stack(samples: list[Any]) -> dict[str, Any]:
+    return {"image": np.stack(samples), "small": np.arange(len(samples))}
+
+
+@HOSTS
+def test_large_samples_cross_and_kept_batches_stay(options: Options) -> None:
+    """1 MB each; more batches are kept than wait at any time, and looked at again after close."""
+    with Loader(range(60), preprocess=large, batch=FixedBatch(2), collate=stack, buffer_size=8, **options) as loader:
+        kept = []
+        for batch in loader:
+            assert batch["image"].shape == (2, 512, 512)
+            kept.append(batch)
+    for step, batch in enumerate(kept):
+        assert batch["image"][0].unique().tolist() == [2 * step]
+        assert batch["image"][1].unique().tolist() == [2 * step + 1]
+        assert batch["small"].tolist() == [0, 1]
+
+
+@HOSTS
+def test_a_view_keeps_its_memory_after_its_batch_is_gone(options: Options) -> None:
+    with Loader(range(200), preprocess=large, batch=FixedBatch(1), collate=stack, buffer_size=8, **options) as loader:
+        views = [batch["image"][0, step : step + 1, :7] for step, batch in enumerate(loader)]
+    assert [view.unique().tolist() for view in views] == [[number] for number in range(200)]
+
+
+@HOSTS
+def test_changing_a_batch_in_place_changes_nothing_else(options: Options) -> None:
+    records = [np.full(20_000, number, np.int64) for number in range(8)]
+    with Loader(records, batch=FixedBatch(1), collate=lambda samples: {"x": samples[0]}, **options) as loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                assert batch["x"].unique().tolist() == [number]
+                batch["x"].add_(100)
+                assert batch["x"].unique().tolist() == [number + 100]
+    assert all((record == number).all() for number, record in enumerate(records))
+
+
+class ReusedBuffer:
+    """A collator that saves allocations."""
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros((2, 10_000), np.int32)
+
+    def __call__(self, samples: list[int]) -> dict[str, Any]:
+        self.buffer[:] = np.array(samples)[:, None]
+        return {"x": self.buffer, "first": self.buffer[:, 0], "strided": self.buffer[:, ::5000]}
+
+
+@HOSTS
+def test_a_collator_may_use_its_memory_again(options: Options) -> None:
+    with Loader(range(40), batch=FixedBatch(2), collate=ReusedBuffer(), **options) as loader:
+        kept = list(loader)
+    for step, batch in enumerate(kept):
+        assert batch["x"][:, -1].tolist() == batch["first"].tolist() == [2 * step, 2 * step + 1]
+        assert batch["strided"].tolist() == [[2 * step] * 2, [2 * step + 1] * 2]
+
+
+def zoo(number: int) -> dict[str, Any]:
+    """One of everything."""
+    import torch
+
+    generator = torch.Generator().manual_seed(number)
+    base = np.arange(48, dtype=np.int16).reshape(6, 8) + number
+    return {
+        "bfloat16": torch.randn(3, 5, generator=generator).to(torch.bfloat16),
+        "float16": torch.randn(4, generator=generator).to(torch.float16),
+        "bool": torch.tensor([True, False, number % 2 == 0]),
+        "scalar": torch.tensor(number * 1.5),
+        "empty": torch.empty(0, 7),
+        "transposed": torch.arange(12).reshape(3, 4).t(),
+        "complex": torch.tensor([1 + 2j, number]),
+        "ragged": torch.arange(number + 1),
+        "needs_grad": torch.ones(2, requires_grad=True),
+        "np_bool": np.array([number % 3 == 0, True]),
+        "np_scalar": np.float32(number),
+        "np_zero_d": np.array(number, dtype=np.uint16),
+        "np_empty": np.empty((0, 3), np.float64),
+        "np_strided": base[::2, ::-3],
+        "np_fortran": np.asfortranarray(base),
+        "np_big_endian": np.array([number, 2], dtype=">i4"),
+        "np_text": np.array(["a", "bcd" * number]),
+        "np_objects": np.array([None, "x", number], dtype=object),
+        "np_dates": np.array(["2020-01-01", "2021-02-03"], dtype="datetime64[D]"),
+        "np_records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        "read_only": np.frombuffer(bytes(range(8)), np.uint8),
+        "text": f"text {number} \N{GREEK SMALL LETTER ALPHA}",
+        "bytes": bytes(range(number)),
+        "number": number,
+        "huge": 10**40 + number,
+        "none": None,
+        "nested": {"a": {"b": [np.arange(3), {"c": torch.zeros(2)}]}, 7: (number, [number])},
+        "set": {1, 2, number},
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal in type, dtype, shape and content."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (
+            one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other) and one.requires_grad == other.requires_grad
+        )
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(np.array_equal(one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@HOSTS
+def test_a_zoo_of_samples_comes_back_as_it_was(options: Options) -> None:
+    """Both ways: as samples from the workers, and nested in a field from the engine."""
+    with Loader(range(12), preprocess=zoo, batch=FixedBatch(6), collate=lambda samples: {"samples": samples}, **options) as loader:
+        samples = [sample for batch in loader for sample in batch["samples"]]
+    for number, sample in enumerate(samples):
+        expected = zoo(number)
+        for name, value in expected.items():
+            assert same(sample[name], value), name
+        assert list(sample) == list(expected)
+
+
+@pytest.mark.parametrize("name", [name for name in zoo(1) if name not in {"ragged", "needs_grad"}])
+def test_every_kind_of_sample_comes_back_alone(name: str) -> None:
+    """Samples of one kind travel another way than mixed ones; here many of each, bare and as the only field."""
+    for wrap in (lambda value: value, lambda value: {"field": value}):
+        chunk = [wrap(zoo(number)[name]) for number in range(6)]
+        records = [number for number in range(6) for _ in range(30)]
+        with Loader(
+            records,
+            preprocess=lambda number, name=name, wrap=wrap: [wrap(zoo(number)[name])],
+            batch=FixedBatch(180),
+            collate=lambda samples: {"samples": samples},
+            **{**PROCESSES, "host": "thread", "workers": 1},
+        ) as loader:
+            (batch,) = loader
+        assert all(same(sample, chunk[number]) for number, sample in zip(records, batch["samples"], strict=True))
+
+
+@HOSTS
+def test_fields_become_tensors(options: Options) -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        sample = zoo(samples[0])
+        return {name: sample[name].detach() if name == "needs_grad" else sample[name] for name in sample}
+
+    with Loader(range(3), batch=FixedBatch(1), collate=collate, **options) as loader:
+        batches = list(loader)
+    for number, batch in enumerate(batches):
+        expected = zoo(number)
+        assert list(batch) == list(expected)
+        for name in ("bfloat16", "float16", "bool", "scalar", "empty", "transposed", "complex", "ragged"):
+            assert same(batch[name], expected[name]), name
+        for name in ("np_bool", "np_zero_d", "np_empty", "np_strided", "np_fortran", "read_only"):
+            assert same(batch[name], torch.from_numpy(np.array(expected[name]))), name
+        assert same(batch["np_big_endian"], torch.tensor([number, 2], dtype=torch.int32))
+        assert same(batch["np_scalar"], torch.tensor(number, dtype=torch.float32))
+        for name in ("np_text", "np_objects", "np_dates", "np_records", "text", "bytes", "number", "huge", "none", "nested", "set"):
+            assert same(batch[name], expected[name]), name
+        batch["read_only"].add_(1)
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS, PROCESSES], ids=name_of)
+def test_batches_of_very_different_sizes(options: Options) -> None:
+    def sized(number: int) -> Any:
+        return np.full([1, 100_000, 10, 3_000_000, 0, 8_192, 8_193][number % 7], number, np.int32)
+
+    with Loader(range(21), preprocess=sized, batch=FixedBatch(1), collate=lambda samples: {"x": samples[0]}, **options) as loader:
+        kept = list(loader)
+    for number, batch in enumerate(kept):
+        assert same(batch["x"], torch.from_numpy(sized(number)))
+
+
+def test_moving_a_batch() -> None:
+    with Loader(range(4), batch=FixedBatch(2), collate=lambda samples: {"x": np.array(samples), "names": ["a", "b"]}, **THREADS) as loader:
+        batch = next(iter(loader))
+        moved = batch.to("cpu")
+        assert moved["x"].tolist() == [0, 1]
+        assert moved["names"] == ["a", "b"]
+        assert moved.samples == batch.samples
+        assert moved.state() == batch.state()
