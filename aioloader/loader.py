@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ from aioloader.engine.plan import Plan, Run
 from aioloader.errors import ClosedError, ConfigError
 from aioloader.faults import FaultPolicy
 from aioloader.order.mesh import Mesh
-from aioloader.pools.recovery import RecoveryOptions
+from aioloader.pools.recovery import RecoveryOptions, RestartBudget
 from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Batching, Json
 from aioloader.runtime.moving import dumps, pack_argument
@@ -24,10 +27,14 @@ if TYPE_CHECKING:
     from aioloader.bridge.batch import Batch
     from aioloader.bridge.dataset import LoaderDataset
     from aioloader.bridge.iterator import BatchIterator
-    from aioloader.engine.host import Host
+    from aioloader.engine.host import Host, HostDied
     from aioloader.protocols import Source
 
 __all__ = ["Loader"]
+
+_log = logging.getLogger("aioloader")
+
+_MAX_HOST_RESTARTS_PER_MINUTE = 3
 
 
 class Loader:
@@ -151,6 +158,7 @@ class Loader:
         self._engine_stats: dict[str, Any] = {}
         self._bridge_stats: dict[str, Any] = {}
         self._resumed = False
+        self._host_restarts = RestartBudget(_MAX_HOST_RESTARTS_PER_MINUTE)
         self._state = self._delivered = self._fresh(epoch=0)
 
     # Iterating
@@ -228,7 +236,7 @@ class Loader:
         for lane in state["lanes"].values():
             for name, number in lane["counts"].items():
                 totals[name] = totals.get(name, 0) + number
-        return {**self._engine_stats, **self._bridge_stats, "records": totals}
+        return {**self._engine_stats, **self._bridge_stats, "host_restarts": self._host_restarts.total, "records": totals}
 
     def as_iterable_dataset(self) -> LoaderDataset:
         """Return a `torch.utils.data.IterableDataset` of this loader's batches, for `DataLoader(dataset, batch_size=None)`."""
@@ -285,7 +293,8 @@ class Loader:
         else:
             feed = self._running_host()
             feed.run(run)
-        iterator = BatchIterator(feed, self._state, on_end=self._passed, on_leave=self._left)
+        self._run = run
+        iterator = BatchIterator(feed, self._state, on_end=self._passed, on_leave=self._left, on_death=self._revive)
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -303,6 +312,25 @@ class Loader:
             self._host = Host(self._plan, self._host_kind)
             self._finalizer = weakref.finalize(self, self._host.close)
         return self._host
+
+    def _revive(self, iterator: BatchIterator, death: HostDied) -> Host:
+        """Start another host in place of one that died and let it go on from the last delivered batch.
+
+        Raises:
+            HostDied: Hosts died more often than is plausible for an accident.
+        """
+        if not self._host_restarts.take(time.monotonic()):
+            raise death
+        _log.warning("%s Another one takes over from the last delivered batch.", death)
+        assert self._host is not None
+        self._finalizer.detach()
+        self._host.close()
+        self._host = None
+        host = self._running_host()
+        if iterator.num_batches:  # else the pass begins again as it began, and a resumed one may still turn out to be at its end
+            self._run = replace(self._run, state=iterator.state(), resumed=False)
+        host.run(self._run)
+        return host
 
     def _passed(self, iterator: BatchIterator, state: Json) -> None:
         """Note that a pass came to its end."""

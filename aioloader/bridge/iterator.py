@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 
 from aioloader.bridge.batch import Batch, to_batch
 from aioloader.engine.channel import Delivered
-from aioloader.engine.host import Ended
+from aioloader.engine.host import Ended, HostDied
 from aioloader.engine.inline import InlinePass
 from aioloader.engine.output import Ready
 from aioloader.engine.plan import Plan, Run
@@ -101,11 +101,13 @@ class BatchIterator:
         *,
         on_end: Callable[[BatchIterator, Json], None],
         on_leave: Callable[[BatchIterator], None],
+        on_death: Callable[[BatchIterator, HostDied], Feed],
     ) -> None:
         self._feed = feed
         self._last_state: Callable[[], Json] = lambda: state
         self._on_end = on_end
         self._on_leave = on_leave
+        self._on_death = on_death
         self._owner_pid = os.getpid()
         self._over: BaseException | None = None
         self._is_waiting = False
@@ -129,8 +131,8 @@ class BatchIterator:
         started = time.perf_counter()
         try:
             self._check()
-            while (delivered := self._feed.try_receive()) is None:
-                self._feed.wait()
+            while (delivered := self._receive()) is None:
+                self._wait()
         except Ended as end:
             self._finish(end)
             raise StopIteration from None
@@ -145,7 +147,7 @@ class BatchIterator:
         try:
             await checkpoint()  # else a trainer whose batches are always ready could neither be cancelled nor share its loop
             self._check()
-            while (delivered := self._feed.try_receive()) is None:
+            while (delivered := self._receive()) is None:
                 await self._wait_readable()
                 self._check()
         except Ended as end:
@@ -159,6 +161,11 @@ class BatchIterator:
     def state(self) -> Json:
         """Return the state as of the last delivered batch."""
         return self._last_state()
+
+    @property
+    def num_batches(self) -> int:
+        """Return the batches delivered so far."""
+        return self._num_batches
 
     def stats(self) -> dict[str, Any]:
         """Return the numbers of the trainer's side: batches delivered and seconds that the trainer waited for them."""
@@ -188,6 +195,20 @@ class BatchIterator:
             raise self._over
         if self._owner_pid != os.getpid():
             raise ClosedError("iterator: expected the process that made it, got one forked from that; start a new loop here.")
+
+    def _receive(self) -> Ready | Delivered | None:
+        """Return the next micro-batch if it is there. A host that died is replaced by one that goes on from the last state."""
+        try:
+            return self._feed.try_receive()
+        except HostDied as death:
+            self._feed = self._on_death(self, death)
+            return None
+
+    def _wait(self) -> None:
+        try:
+            self._feed.wait()
+        except HostDied as death:
+            self._feed = self._on_death(self, death)
 
     async def _wait_readable(self) -> None:
         """Wait until there is something to receive, or until another task closes this iterator."""

@@ -24,7 +24,7 @@ from aioloader.runtime.segments import SegmentViews
 from aioloader.runtime.spawn import ZygoteProcess, describe_exit
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["Ended", "Host"]
+__all__ = ["Ended", "Host", "HostDied"]
 
 _EXIT_TIMEOUT_S = 1.0
 _JOIN_TIMEOUT_S = 2.0
@@ -37,6 +37,10 @@ class Ended(Exception):  # noqa: N818 - a result, not a mistake
     def __init__(self, state: Json) -> None:
         self.state = state
         super().__init__("the pass is over")
+
+
+class HostDied(HostError):  # noqa: N818 - what happened, and seldom an error: another host goes on from the last state
+    """The engine's process ended by itself."""
 
 
 class Host:
@@ -152,7 +156,7 @@ class Host:
         if self._sidecar_pid is None or self._zygote is None:
             return HostError("engine thread: expected it to run until the loader closes, but it ended; see its output above.")
         exitcode = self._zygote.exit_of(self._sidecar_pid, _EXIT_TIMEOUT_S)
-        return HostError(
+        return HostDied(
             f"sidecar (pid {self._sidecar_pid}): expected it to run until the loader closes, but it {describe_exit(exitcode)}; "
             "look for the out-of-memory killer, then load the last state_dict() into a new loader."
         )

@@ -152,7 +152,6 @@ class ProcessPool:
         """Kill the workers; their memory stays valid where it is still viewed."""
         for worker in self._workers:
             await self._forks.kill(worker.pid)
-            await worker.wire.aclose()
             worker.close()
 
     async def _fork(self, number: int) -> _Worker:

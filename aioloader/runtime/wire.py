@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import anyio
@@ -58,25 +58,23 @@ class Wire:
         self._descriptors: deque[int] = deque()
         self._large: _LargeFrame | None = None
         self._send_lock: anyio.Lock | None = None
+        self._num_waiting = 0
 
     def fileno(self) -> int:
         """Return the descriptor to wait on, -1 when closed."""
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Close the socket and any descriptor that was received and never claimed; safe to call twice."""
+        """Close the socket and any descriptor that was received and never claimed; safe to call twice.
+
+        Tasks that wait for this end hear of it with `WireClosedError`, also one in the middle of a frame.
+        """
+        if self._num_waiting:
+            with contextlib.suppress(anyio.NoEventLoopError):
+                anyio.notify_closing(self._sock)  # event loops break on a descriptor that is closed while it is waited for
         self._sock.close()
         while self._descriptors:
             os.close(self._descriptors.popleft())
-
-    async def aclose(self) -> None:
-        """Close, after a send that is under way: it ends with `WireClosedError`, also if the other end reads no more."""
-        with contextlib.suppress(OSError):  # closed already, or never connected
-            self._sock.shutdown(socket.SHUT_RDWR)
-        if self._send_lock is not None:
-            async with self._send_lock:  # closing what a task waits for would leave it waiting for ever
-                pass
-        self.close()
 
     # Receiving
 
@@ -110,7 +108,7 @@ class Wire:
     async def receive_async(self) -> Frame:
         """Return the next frame, waiting for it in the event loop. Cancelling loses nothing. Raises as `try_receive`."""
         while (frame := self.try_receive()) is None:
-            await anyio.wait_readable(self._sock)
+            await self._wait(anyio.wait_readable)
         return frame
 
     def _parse(self) -> Frame | None:
@@ -185,7 +183,17 @@ class Wire:
             outgoing = _Outgoing(kind, meta, body, descriptors)
             while not self._try_send(outgoing):
                 with anyio.CancelScope(shield=outgoing.begun):  # half a frame would break the stream for good
-                    await anyio.wait_writable(self._sock)
+                    await self._wait(anyio.wait_writable)
+
+    async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
+        """Wait in the event loop, until this end is ready or closed."""
+        self._num_waiting += 1
+        try:
+            await wait(self._sock)
+        except anyio.ClosedResourceError:
+            pass  # the next attempt says so
+        finally:
+            self._num_waiting -= 1
 
     def _try_send(self, outgoing: _Outgoing) -> bool:
         try:

@@ -467,30 +467,44 @@ def test_a_worker_that_dies_does_not_take_what_others_hold_along() -> None:
     assert error.seqs[0] == 1
 
 
-def test_a_sidecar_that_is_killed() -> None:
+def sidecar_of(worker_pid: int) -> int:
+    return parent_of(worker_pid, "aioloader-engin")
+
+
+def zygote_of(worker_pid: int) -> int:
+    with open(f"/proc/{worker_pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("victim", [sidecar_of, zygote_of])
+def test_a_host_that_is_killed_is_replaced_and_the_pass_goes_on(victim: Callable[[int], int]) -> None:
+    pids: list[int] = []
+    with Loader(range(600), **SMALL, buffer_size=16, **PROCESSES) as loader:
+        delivered: list[int] = []
+        for batch in loader:
+            delivered += numbers([batch])
+            if batch.step in (0, 300):
+                pids += loader.stats()["worker_pids"]
+                os.kill(victim(pids[-1]), signal.SIGKILL)
+        assert delivered == list(range(600))
+        assert loader.stats()["host_restarts"] == 2
+        assert [batch.epoch for batch in loader] == [1] * 600, "the next pass is the next epoch"
+    assert not wait_until_dead(pids, 5)
+
+
+def test_a_host_that_is_killed_again_and_again_is_an_error() -> None:
     with Loader(range(100_000), **SMALL, buffer_size=16, **PROCESSES) as loader:
         iterator = iter(loader)
         next(iterator)
-        pids = loader.stats()["worker_pids"]
-        os.kill(parent_of(pids[0], "aioloader-engin"), signal.SIGKILL)
+        for num_restarts in range(1, 4):
+            os.kill(sidecar_of(loader.stats()["worker_pids"][0]), signal.SIGKILL)
+            while loader.stats()["host_restarts"] < num_restarts:
+                next(iterator)
+            next(iterator)
+        os.kill(sidecar_of(loader.stats()["worker_pids"][0]), signal.SIGKILL)
         with pytest.raises(HostError, match=r"sidecar \(pid \d+\): expected it to run .* was killed by SIGKILL; look for"):
             for _ in iterator:
                 pass
-    assert not wait_until_dead(pids, 5)
-
-
-def test_a_zygote_that_is_killed() -> None:
-    with Loader(range(100_000), **SMALL, buffer_size=16, **PROCESSES) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        pids = loader.stats()["worker_pids"]
-        with open(f"/proc/{pids[0]}/stat") as file:
-            zygote = int(file.read().rpartition(")")[2].split()[1])
-        os.kill(zygote, signal.SIGKILL)
-        with pytest.raises((HostError, WorkerError), match="expected"):
-            for _ in iterator:
-                pass
-    assert not wait_until_dead(pids, 5)
 
 
 def parent_of(worker_pid: int, name: str) -> int:

@@ -429,22 +429,36 @@ async def test_waiting_ends_hear_that_the_other_is_gone() -> None:
         assert sorted(failures) == ["receive", "send"]
 
 
-async def test_aclose_wakes_a_sender_that_cannot_be_cancelled() -> None:
+async def test_closing_wakes_whoever_waits_for_this_end_even_in_mid_frame() -> None:
+    """Two event loops would wait for ever on what is closed, and one of them ends the process."""
     with wires(tiny=True) as (one, _other):
-        failures: list[WireClosedError] = []
+        failures: list[str] = []
 
-        async def send(kind: int) -> None:
+        async def expect_failure(kind: str) -> None:
             try:
-                await one.send_async(kind, b"", [filled(1 << 20)])
+                await (one.receive_async() if kind == "receive" else one.send_async(1, b"", [filled(1 << 20)]))
             except WireClosedError as error:
-                failures.append(error)
+                failures.append(str(error))
 
         with anyio.fail_after(5):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(send, 1)
-                tasks.start_soon(send, 2)
+                for kind in ("receive", "send", "send"):
+                    tasks.start_soon(expect_failure, kind)
                 await wait_all_tasks_blocked()
-                await one.aclose()
-        assert len(failures) == 2
-        assert one.fileno() == -1
-        await one.aclose()
+                one.close()
+                await checkpoint()
+        assert failures == ["[Errno 9] Bad file descriptor"] * 3
+
+
+async def test_closing_while_the_waiting_tasks_are_being_cancelled() -> None:
+    for _ in range(10):
+        with wires(tiny=True) as (one, _other):
+            with anyio.fail_after(5):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(one.receive_async)
+                    await wait_all_tasks_blocked()
+                    tasks.cancel_scope.cancel()
+                    one.close()
+        with wires() as (one, other):  # most likely under the same number
+            await other.send_async(1, b"fresh")
+            check(await one.receive_async(), Message(1, b"fresh", [], 0))
