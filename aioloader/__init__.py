@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PreprocessError,
         ResumeError,
         SourceError,
+        StallError,
         SynchronizationError,
         WorkerError,
     )
@@ -55,6 +56,7 @@ _HOME = {
     "SequenceSource": "sources",
     "SftCollator": "collate",
     "SourceError": "errors",
+    "StallError": "errors",
     "StepReport": "training",
     "SynchronizationError": "errors",
     "TextFiles": "sources",
@@ -88,6 +90,7 @@ __all__ = [
     "SequenceSource",
     "SftCollator",
     "SourceError",
+    "StallError",
     "StepReport",
     "SynchronizationError",
     "TextFiles",

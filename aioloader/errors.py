@@ -6,6 +6,7 @@
     ├── PreprocessError             the user's function failed on one record
     ├── BatchError                  batching or collation failed on one micro-batch
     ├── WorkerError                 a worker process died; its exit and the records it held are named
+    ├── StallError                  a stage makes no progress
     ├── HostError                   the engine's host (sidecar or thread) ended or broke the protocol
     ├── ResumeError(ValueError)     a state does not fit this loader; every difference is listed
     ├── SynchronizationError        ranks disagree, or one did not show up in time
@@ -27,6 +28,7 @@ __all__ = [
     "PreprocessError",
     "ResumeError",
     "SourceError",
+    "StallError",
     "SynchronizationError",
     "WorkerError",
 ]
@@ -132,6 +134,17 @@ class WorkerError(_LocatedError):
 
 class HostError(AioLoaderError):
     """The engine's host ended, or said something that the protocol does not allow."""
+
+
+class StallError(AioLoaderError):
+    """A stage made no progress for longer than `stall_timeout_s`: `stage`, and in the message where each worker stands."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        self.stage = stage
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ResumeError(AioLoaderError, ValueError):

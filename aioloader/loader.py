@@ -71,6 +71,9 @@ class Loader:
         on_error: What to do about a record that fails, or kills its workers: "raise" (everything before it is delivered, then the error
             is raised), `Retry(n)`, `Quarantine(...)`, or a dict of them by exception class. Quarantined ids are in the state.
         worker_init: Called once per worker; what it returns is passed to `preprocess` as second argument.
+        stall_timeout_s: When the trainer waits and no stage gets on for so long, a log line says which one, and where each worker stands;
+            None: never.
+        raise_on_stall: Also end the pass with `StallError`.
         host: "process" runs the engine in a sidecar process, "thread" in a thread, for sources that cannot move (a generator).
 
     Raises:
@@ -101,6 +104,8 @@ class Loader:
         worker_init: Callable[[], Any] | None = None,
         timeout_s: float | None = None,
         max_restarts_per_minute: int = 60,
+        stall_timeout_s: float | None = 300.0,
+        raise_on_stall: bool = False,
         host: str = "process",
     ) -> None:
         self._host: Host | None = None
@@ -150,7 +155,11 @@ class Loader:
             ),
             end=end,
             faults=FaultPolicy(on_error),
-            recovery=RecoveryOptions(timeout_s=timeout_s, max_restarts_per_minute=max_restarts_per_minute),
+            stall_timeout_s=options.check_seconds("Loader(stall_timeout_s=)", stall_timeout_s),
+            raise_on_stall=bool(raise_on_stall),
+            recovery=RecoveryOptions(
+                timeout_s=options.check_seconds("Loader(timeout_s=)", timeout_s), max_restarts_per_minute=max_restarts_per_minute
+            ),
             fingerprint=self._fingerprint(resolved, batching, collator, seed, end),
         )
         if self._pool != "inline" and self._host_kind == "process":

@@ -10,7 +10,7 @@ from aioloader.errors import ConfigError
 from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
 
-__all__ = ["check_callable", "check_choice", "check_int", "default_workers", "lane_map", "not_yet", "parse_bytes"]
+__all__ = ["check_callable", "check_choice", "check_int", "check_seconds", "default_workers", "lane_map", "not_yet", "parse_bytes"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -19,6 +19,15 @@ def check_int(where: str, value: Any, *, at_least: int, do: str) -> int:
     """Return `value` if it is an int of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ConfigError(where, expected=f"an int of at least {at_least}", got=repr(value), do=do)
+    return value
+
+
+def check_seconds(where: str, value: Any) -> float | None:
+    """Return `value` if it is a positive number of seconds, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+        raise ConfigError(
+            where, expected="a positive number of seconds, or None for never", got=repr(value), do="leave it out for the default"
+        )
     return value
 
 

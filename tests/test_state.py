@@ -200,5 +200,5 @@ def test_json_values_are_returned_as_they_are(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", {("a", "b"): 1}])
 def test_what_json_refuses_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="^somewhere: expected JSON-compatible data, got"):
+    with pytest.raises(ConfigError, match=r"^somewhere: expected JSON-compatible data, got"):
         require_json(value, where="somewhere")

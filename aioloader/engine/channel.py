@@ -71,9 +71,14 @@ class Outbox:
         """Return the micro-batches sent and not yet delivered."""
         return len(self._waiting)
 
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more micro-batch may wait for the trainer."""
+        return len(self._waiting) < self._prefetch_batches
+
     async def room(self) -> None:
         """Wait until one more micro-batch may wait for the trainer."""
-        while len(self._waiting) >= self._prefetch_batches:
+        while not self.has_room:
             await self._taken.wait()
 
     async def put(self, ready: Ready) -> None:

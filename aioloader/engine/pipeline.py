@@ -8,6 +8,7 @@ All stages meet here and nowhere else. Every decision is made by the pure parts;
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
 from aioloader.engine.reading import Reading
-from aioloader.errors import AioLoaderError
+from aioloader.engine.watchdog import Facts, Watchdog, describe_stall, source_stack
+from aioloader.errors import AioLoaderError, StallError
 from aioloader.pools.chunk import Block, Chunk
 from aioloader.protocols import Cursor, Json
 from aioloader.runtime.budget import Budget
@@ -36,6 +38,8 @@ from aioloader.runtime.threads import CallThread
 from aioloader.telemetry.stages import Stages
 
 __all__ = ["Pipeline", "Pool", "Sink"]
+
+_log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
@@ -50,9 +54,16 @@ class Pool(Protocol):
     async def run(self, chunk: Chunk) -> Block:
         """Preprocess a chunk."""
 
+    async def stacks(self) -> dict[str, str]:
+        """Return where each worker stands."""
+
 
 class Sink(Protocol):
     """Where micro-batches go."""
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more micro-batch may wait for the trainer."""
 
     async def room(self) -> None:
         """Wait until one more micro-batch may wait for the trainer."""
@@ -102,6 +113,10 @@ class Pipeline:
         self._next_index = 0
         self._progress = Progress(plan, run)
         self._error: AioLoaderError | None = None
+        self._is_reading = False
+        self._is_collating = False
+        self._num_running = 0
+        self._num_ordered = 0
         self._collate_s = 0.0
         self._collate_thread: CallThread | None = None
 
@@ -119,6 +134,8 @@ class Pipeline:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._produce)
                 tasks.start_soon(self._offload, tasks)
+                if self._plan.stall_timeout_s is not None:
+                    tasks.start_soon(self._watch, self._plan.stall_timeout_s, tasks)
                 try:
                     state = await self._assemble()
                 except AioLoaderError as error:  # raised below: a task group would wrap it
@@ -159,11 +176,14 @@ class Pipeline:
             while True:
                 taken = await self.budget.acquire(_MAX_READ)
                 started = time.perf_counter()
+                self._is_reading = True
                 try:
                     at, span = await reading.read(taken)
                 except BaseException:
                     slots.drop(taken)
                     raise
+                finally:
+                    self._is_reading = False
                 self._progress.cursors.add((epoch, stamper.position), at)
                 if span is None:
                     slots.drop(taken)
@@ -199,6 +219,7 @@ class Pipeline:
     async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
         attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
         started = time.perf_counter()
+        self._num_running += 1
         try:
             while (step := attempt.step()) is not None:
                 await anyio.sleep(step.delay_s)
@@ -207,6 +228,7 @@ class Pipeline:
                 except AioLoaderError as error:
                     attempt.lost(error)
         finally:
+            self._num_running -= 1
             self._room.release()
         block = attempt.block
         self._stages.preprocess.add(block.outcome.num_done, block.service_s, time.perf_counter() - started - block.service_s)
@@ -248,6 +270,7 @@ class Pipeline:
             started = time.perf_counter()
             await self._arrived.wait()
             self._stages.order.add_wait(time.perf_counter() - started)
+        self._num_ordered += 1
         return entry
 
     async def _finish_epoch(self, entry: _EpochEnd) -> Json | None:
@@ -278,13 +301,41 @@ class Pipeline:
     async def _hand_over(self, turn: Turn) -> None:
         await self._sink.room()
         started = time.perf_counter()
+        self._is_collating = True
         state = self._progress.state_after(turn)
         if self._collate_s > _SLOW_COLLATE_S:
             self._collate_thread = self._collate_thread or CallThread("aioloader-collate")
             ready = await self._collate_thread.call(collate, turn, self._plan.collate, state)
         else:
             ready = collate(turn, self._plan.collate, state)
+        self._is_collating = False
         self._collate_s = time.perf_counter() - started
         self._stages.batch.add(len(ready.records), self._collate_s)
         self._progress.num_delivered += 1
         await self._sink.put(ready)
+
+    # Watching
+
+    async def _watch(self, timeout_s: float, tasks: TaskGroup) -> None:
+        """Report a stage that does not get on, and end the pass if that is asked for."""
+        watchdog = Watchdog(timeout_s, time.monotonic())
+        while True:
+            await anyio.sleep(min(5.0, timeout_s / 4))
+            facts = self._facts()
+            stalled_s = watchdog.look(facts, time.monotonic())
+            if stalled_s is None:
+                continue
+            report = describe_stall(facts, stalled_s, {**source_stack(), **await self._pool.stacks()})
+            _log.warning("%s", report)
+            if self._plan.raise_on_stall:
+                self._error = StallError(facts.stage, report)
+                tasks.cancel_scope.cancel()
+
+    def _facts(self) -> Facts:
+        return Facts(
+            progress=(self._stages.source.count, self._num_ordered, self._progress.num_delivered),
+            is_consumer_bound=not self._sink.has_room,
+            is_reading=self._is_reading,
+            num_running=self._num_running,
+            is_collating=self._is_collating,
+        )

@@ -31,6 +31,8 @@ class Plan:
     fingerprint: dict[str, Json]
     recovery: RecoveryOptions
     faults: FaultPolicy
+    stall_timeout_s: float | None
+    raise_on_stall: bool
 
     @property
     def keep_partial(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +34,8 @@ _log = logging.getLogger("aioloader")
 
 _CHUNKS_PER_WORKER = 2  # one running, one queued: the next is there when the first is done
 _EXIT_TIMEOUT_S = 1.0
+_STACK_WAIT_S = 0.2
+_MAX_STACK_BYTES = 1 << 16
 
 
 class ProcessPool:
@@ -51,23 +55,27 @@ class ProcessPool:
         self._changed = Signal()
 
     async def start(self, tasks: TaskGroup) -> None:
-        """Fork the workers; returns when all are started. Their receivers run in `tasks`."""
-        failure = await self._forks.prepare(self._preprocess)
-        if failure is not None:
-            self._fail(
-                ConfigError(
-                    "Loader(preprocess=)",
-                    expected="a function that a worker process can load",
-                    got=f"an error while loading it:\n{failure}",
-                    do="make the modules it needs importable there",
+        """Fork the workers; returns when all are started. Their receivers run in `tasks`. What fails here is raised by `run`."""
+        try:
+            failure = await self._forks.prepare(self._preprocess)
+            if failure is not None:
+                self._fail(
+                    ConfigError(
+                        "Loader(preprocess=)",
+                        expected="a function that a worker process can load",
+                        got=f"an error while loading it:\n{failure}",
+                        do="make the modules it needs importable there",
+                    )
                 )
-            )
+                return
+            for number in range(self.num_workers):
+                worker = await self._fork(number)
+                self._workers.append(worker)
+                self._notify()
+                tasks.start_soon(self._serve, worker)
+        except HostError as error:
+            self._fail(error)
             return
-        for number in range(self.num_workers):
-            worker = await self._fork(number)
-            self._workers.append(worker)
-            self._notify()
-            tasks.start_soon(self._serve, worker)
         if self._timeout_s is not None:
             tasks.start_soon(self._watch, self._timeout_s)
 
@@ -148,6 +156,15 @@ class ProcessPool:
         """Return how many workers died and were replaced."""
         return self._restarts.total
 
+    async def stacks(self) -> dict[str, str]:
+        """Return, for each worker, which record it is running since when, and its Python stack."""
+        workers = list(self._workers)
+        for worker in workers:
+            worker.clear_stack()
+            await self._forks.kill(worker.pid, signal.SIGUSR1)
+        await anyio.sleep(_STACK_WAIT_S)
+        return {f"worker {worker.name} (pid {worker.pid})": worker.describe(time.monotonic_ns()) for worker in workers}
+
     async def aclose(self) -> None:
         """Kill the workers; their memory stays valid where it is still viewed."""
         for worker in self._workers:
@@ -157,15 +174,18 @@ class ProcessPool:
     async def _fork(self, number: int) -> _Worker:
         ours, theirs = socket.socketpair()
         progress = ProgressPage()
+        stack = os.memfd_create("aioloader-stack", os.MFD_CLOEXEC)
         try:
             with theirs:
                 name = f"aioloader-w{number}"
-                pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", [theirs.fileno(), progress.descriptor])
+                descriptors = [theirs.fileno(), progress.descriptor, stack]
+                pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", descriptors)
         except BaseException:
             ours.close()
             progress.close()
+            os.close(stack)
             raise
-        return _Worker(f"{number}", pid, Wire(ours), progress)
+        return _Worker(f"{number}", pid, Wire(ours), progress, stack)
 
     async def _least_loaded(self) -> _Worker:
         while True:
@@ -270,11 +290,12 @@ class _Pending:
 class _Worker:
     """The engine's view of one worker process."""
 
-    def __init__(self, name: str, pid: int, wire: Wire, progress: ProgressPage) -> None:
+    def __init__(self, name: str, pid: int, wire: Wire, progress: ProgressPage, stack: int) -> None:
         self.name = name
         self.pid = pid
         self.wire = wire
         self.progress = progress
+        self._stack = stack
         self.pending: dict[int, _Pending] = {}
         self.next_number = 0
         self.views = SegmentViews()
@@ -288,6 +309,25 @@ class _Worker:
         place = self.progress.place()
         since_ns = min(pending.sent_ns for pending in self.pending.values()) if place is None else place.since_ns
         return (now_ns - max(since_ns, self.last_block_ns)) / 1e9
+
+    def clear_stack(self) -> None:
+        """Make room for a new stack; the file's offset is shared with the worker."""
+        if self.is_open:
+            os.ftruncate(self._stack, 0)
+            os.lseek(self._stack, 0, os.SEEK_SET)
+
+    def describe(self, now_ns: int) -> str:
+        """Return what the worker is doing: the chunk's record, for how long, and the stack that it wrote."""
+        if not self.is_open:
+            return "was replaced"
+        place = self.progress.place()
+        if place is None:
+            return "idle"
+        stack = (
+            os.pread(self._stack, _MAX_STACK_BYTES, 0).decode(errors="replace")
+            or "no answer: stopped, or in native code that blocks signals"
+        )
+        return f"record {place.record_index} of its chunk, for {(now_ns - place.since_ns) / 1e9:.1f} s\n{stack}"
 
     def lose(self, error: WorkerError) -> None:
         """Fail the chunks that the dead worker held."""
@@ -304,6 +344,7 @@ class _Worker:
             self.wire.close()
             self.views.close()
             self.progress.close()
+            os.close(self._stack)
 
 
 def _death(worker: _Worker, exitcode: int | None) -> WorkerError:

@@ -36,10 +36,6 @@ class RecoveryOptions:
                 got=repr(self.max_restarts_per_minute),
                 do="use 0 to make every death an error",
             )
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(
-                "Loader(timeout_s=)", expected="a positive number of seconds, or None", got=repr(self.timeout_s), do="leave it out for none"
-            )
 
 
 class Blame:

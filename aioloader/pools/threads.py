@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import sys
+import threading
 import time
 import traceback
 from typing import NamedTuple
@@ -44,10 +46,13 @@ class ThreadPool:
         self._idle: list[_Worker] = []
         self._room = anyio.Semaphore(0)  # rises as threads become ready
         self._error: ConfigError | None = None
+        self._is_closed = False
 
     async def start(self, tasks: TaskGroup) -> None:
         """Start the threads."""
         for number in range(self.num_workers):
+            if self._is_closed:  # before this task had its first turn
+                return
             thread = CallThread(f"aioloader-t{number}")
             self._threads.append(thread)
             try:
@@ -95,6 +100,15 @@ class ThreadPool:
         """Return no process ids: threads have none."""
         return []
 
+    async def stacks(self) -> dict[str, str]:
+        """Return where each thread stands."""
+        frames = sys._current_frames()
+        return {
+            thread.name: "".join(traceback.format_stack(frames[thread.ident]))
+            for thread in threading.enumerate()
+            if thread.name.startswith("aioloader-t") and thread.ident in frames
+        }
+
     @property
     def num_restarts(self) -> int:
         """Return 0: threads are not replaced."""
@@ -102,6 +116,7 @@ class ThreadPool:
 
     async def aclose(self) -> None:
         """Stop the threads; one that is inside a call of the user's function is a daemon and is left to finish it."""
+        self._is_closed = True
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:

@@ -6,7 +6,9 @@ reuses when the engine has returned it.
 
 from __future__ import annotations
 
+import faulthandler
 import pickle
+import signal
 import socket
 import time
 from collections import deque
@@ -32,10 +34,11 @@ INLINE_BYTES = 1 << 16  # below this a copy through the socket is cheaper than a
 
 
 def main(payload: bytes, descriptors: Sequence[int], prepared: Preprocess) -> None:
-    """Entry of a worker process: `descriptors` are its socket and its progress page, `prepared` was unpickled by the zygote."""
+    """Entry of a worker process: `descriptors` are its socket, progress page and stack file, `prepared` was unpickled by the zygote."""
     seeding = LazySeeding(prepared.seed)
     seeding.install()
     progress = ProgressPage(descriptors[1])
+    faulthandler.register(signal.SIGUSR1, file=descriptors[2], all_threads=True)  # how the engine asks where this worker stands
     _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(prepared, seeding, progress.begin_record), progress).serve()
 
 

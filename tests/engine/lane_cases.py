@@ -17,8 +17,10 @@ from aioloader.engine.lane import LaneBatch
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
+from aioloader.faults import FaultPolicy
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Chunk, Outcome
+from aioloader.pools.recovery import RecoveryOptions
 from aioloader.protocols import Group, Json, PackedRow, RecordId, Span
 from aioloader.runtime.budget import Slots
 from aioloader.state import fresh_state
@@ -59,9 +61,14 @@ class Case:
             pool="process",
             num_workers=1,
             buffer_size=1,
+            memory_limit=1 << 30,
             prefetch_batches=1,
             end="pad" if self.keep_partial else "drop",
             fingerprint={},
+            recovery=RecoveryOptions(),
+            faults=FaultPolicy("raise"),
+            stall_timeout_s=None,
+            raise_on_stall=False,
         )
 
     def fresh(self, dp_rank: int) -> Json:

@@ -52,9 +52,7 @@ def stamped(stamper: Stamper, first: int, stop: int, seed: int) -> tuple[list[tu
 
 
 @given(topology=topologies, num_records=st.integers(0, 50), even=st.booleans(), seed=st.integers(0, 99))
-def test_every_record_is_given_to_one_rank_under_its_own_number(
-    topology: tuple[int, int], num_records: int, even: bool, seed: int
-) -> None:
+def test_every_record_is_given_to_one_rank_under_its_own_number(topology: tuple[int, int], num_records: int, even: bool, seed: int) -> None:
     per_rank, dp_size = topology
     num_lanes = per_rank * dp_size
     seen: list[int] = []

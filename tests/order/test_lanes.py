@@ -46,6 +46,6 @@ def test_lanes_are_a_multiple_of_the_ranks(num_lanes: int, dp_size: int) -> None
     if num_lanes >= 1 and num_lanes % dp_size == 0:
         assert LaneMap(num_lanes=num_lanes, dp_size=dp_size).num_lanes == num_lanes
     else:
-        message = rf"Loader\(lanes=\): expected a positive multiple of dp_size \({dp_size}\), got {num_lanes}; use .* {dp_size} or {2 * dp_size}"
+        message = rf"Loader\(lanes=\): expected a positive multiple of dp_size \({dp_size}\), got {num_lanes}; use .* {dp_size} or"
         with pytest.raises(ConfigError, match=message):
             LaneMap(num_lanes=num_lanes, dp_size=dp_size)

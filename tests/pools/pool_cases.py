@@ -46,11 +46,8 @@ async def in_pool(
     """Start a pool, await `body(pool)`, and close the pool as an engine does: while its tasks are being cancelled."""
     data = preprocess if isinstance(preprocess, bytes) else dumps(preprocess)
     forks = ForkClient(zygote.connect())
-    pool: Pool
-    if kind == "thread":
-        pool = ThreadPool(num_workers, data)
-    else:
-        pool = ProcessPool(forks, num_workers, data, recovery or RecoveryOptions())
+    recovery = recovery or RecoveryOptions()
+    pool: Pool = ThreadPool(num_workers, data) if kind == "thread" else ProcessPool(forks, num_workers, data, recovery)
     results: list[T] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(forks.run)
@@ -130,13 +127,13 @@ def raise_named(name: str) -> str:
     return name
 
 
-class Stubborn(Exception):
+class StubbornError(Exception):
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
 
 
 def fail_stubbornly(_record: int) -> NoReturn:
-    raise Stubborn(1, 2)
+    raise StubbornError(1, 2)
 
 
 def columns(rows: dict[str, list[int]]) -> dict[str, list[int]]:

@@ -73,7 +73,7 @@ async def test_a_failure_keeps_its_place(kind: str, zygote: ZygoteProcess) -> No
     failure = block.outcome.failure
     assert (failure.kind, failure.message) == ("LookupError", "record 3 is bad")
     assert "in fail_at" in failure.traceback
-    assert "runner.py" not in failure.traceback
+    assert "aioloader/pools/runner.py" not in failure.traceback
     assert type(failure.error) is LookupError
     assert block.service_s > 0
     assert block.worker

@@ -77,7 +77,8 @@ async def test_a_worker_that_dies_is_an_error_that_says_how(zygote: ZygoteProces
     async def body(pool: Pool) -> tuple[list[WorkerError], list[int]]:
         errors = []
         for records in (["fine", how], ["fine"]):
-            with pytest.raises(WorkerError, match=rf"expected worker \d \(pid \d+\) to run until the loader closes, but it {words}") as caught:
+            message = rf"expected worker \d \(pid \d+\) to run until the loader closes, but it {words}"
+            with pytest.raises(WorkerError, match=message) as caught:
                 await pool.run(chunk_of(records))
             errors.append(caught.value)
         return errors, pool.pids
@@ -96,18 +97,20 @@ async def test_all_that_a_dead_worker_held_fails_and_what_others_hold_arrives(zy
     results: dict[str, Block | WorkerError] = {}
 
     async def body(pool: Pool) -> None:
+        died = anyio.Event()
+
         async def run(name: str, record: str) -> None:
             try:
                 results[name] = await pool.run(chunk_of([record]))
             except WorkerError as error:
                 results[name] = error
+                died.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, "slow", f"block {pipe}")
             await wait_all_tasks_blocked()
             tasks.start_soon(run, "dies", "SIGKILL")
-            while "dies" not in results:
-                await anyio.sleep(0.01)
+            await died.wait()
             await anyio.to_thread.run_sync(Path(pipe).write_text, "go")
 
     await in_pool("process", zygote, Preprocess(function=pool_cases.die_or_block), body, recovery=UNFORGIVING)
@@ -265,18 +268,18 @@ async def test_functions_and_classes_of_ones_own_travel_by_value(zygote: ZygoteP
 
 
 async def test_an_error_class_of_ones_own_arrives_as_what_it_is(zygote: ZygoteProcess) -> None:
-    class Bad(Exception):
+    class BadError(Exception):
         pass
 
     def work(_record: int) -> None:
-        raise Bad("very")
+        raise BadError("very")
 
     async def body(pool: Pool) -> Outcome:
         return (await pool.run(chunk_of([1]))).outcome
 
     failure = (await in_pool("process", zygote, Preprocess(function=work), body)).failure
     assert failure is not None
-    assert isinstance(failure.error, Bad)
+    assert isinstance(failure.error, BadError)
     assert str(failure.error) == "very"
 
 
@@ -286,7 +289,7 @@ async def test_an_error_that_cannot_move_is_there_as_text(zygote: ZygoteProcess)
 
     failure = (await in_pool("process", zygote, Preprocess(function=pool_cases.fail_stubbornly), body)).failure
     assert failure is not None
-    assert (failure.kind, failure.message, failure.error) == ("Stubborn", "1 and 2", None)
+    assert (failure.kind, failure.message, failure.error) == ("StubbornError", "1 and 2", None)
     assert "in fail_stubbornly" in failure.traceback
 
 

@@ -49,8 +49,9 @@ def test_neighbours_differ_in_half_of_their_bits() -> None:
 
 
 def test_parts_of_the_key_are_not_interchangeable() -> None:
-    keys: list[tuple[int, int, tuple[str, int]]] = [(a, b, (shard, c)) for a in range(4) for b in range(4) for c in range(4) for shard in "xy"]
-    assert len({record_seed(*key) for key in keys}) == len(keys)
+    numbers = range(4)
+    seeds_of_all = {record_seed(seed, epoch, (shard, row)) for seed in numbers for epoch in numbers for row in numbers for shard in "xy"}
+    assert len(seeds_of_all) == 2 * 4**3
 
 
 # In the caller's own process
@@ -127,7 +128,8 @@ def test_threads_leave_the_global_generators_alone() -> None:
 
 def in_worker(body: str) -> Any:
     """Run `body` in a fresh process after `LazySeeding(11).install()`; return what it puts into `out`."""
-    program = f"import json, random, sys\nfrom aioloader.pools.rng import LazySeeding\nout = []\n{textwrap.dedent(body)}\nprint(json.dumps(out))"
+    imports = "import json, random, sys\nfrom aioloader.pools.rng import LazySeeding"
+    program = f"{imports}\nout = []\n{textwrap.dedent(body)}\nprint(json.dumps(out))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=18, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -182,7 +182,7 @@ def test_whatever_is_raised_is_a_failure(error: BaseException) -> None:
     assert (failure.kind, failure.message, failure.error) == (type(error).__name__, str(error), error)
     assert failure.kinds[0].endswith(type(error).__name__)
     assert "in fail" in failure.traceback
-    assert "runner.py" not in failure.traceback
+    assert "aioloader/pools/runner.py" not in failure.traceback
 
 
 def test_a_generator_that_fails_half_way_gives_nothing() -> None:
@@ -194,12 +194,12 @@ def test_a_generator_that_fails_half_way_gives_nothing() -> None:
     assert (outcome.num_done, list(outcome.samples)) == (0, [])
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 def test_an_error_that_cannot_be_printed_is_described_all_the_same() -> None:
-    failure = describe_failure(Unspeakable())
-    assert failure.kind == "Unspeakable"
+    failure = describe_failure(UnspeakableError())
+    assert failure.kind == "UnspeakableError"
     assert failure.message

@@ -76,7 +76,7 @@ class Unpicklable:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (threading.Lock(), r"Loader\(source=\): expected something that can move to another process, got a lock.*cannot pickle.*; use host="),
+        (threading.Lock(), r"Loader\(source=\): expected something that can move to another process, got a lock.*cannot pickle.*; use"),
         ((number for number in range(3)), r"got generator .*genexpr.*cannot pickle"),
         (Unpicklable(), r"got a Unpicklable, which cannot \(not today\)"),
         (open, None),
@@ -117,24 +117,24 @@ def test_our_errors_arrive_with_their_facts_and_cause(make: Callable[[], AioLoad
     assert copy.__cause__.args == ("cause",)
 
 
-class Stubborn(Exception):
+class StubbornError(Exception):
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
 
 
 def failing() -> NoReturn:
-    raise Stubborn(1, 2)
+    raise StubbornError(1, 2)
 
 
 def test_a_cause_that_cannot_move_is_there_as_text() -> None:
     error = SourceError("broken")
     try:
         failing()
-    except Stubborn as cause:
+    except StubbornError as cause:
         error.__cause__ = cause
     copy = unpack_error(pack_error(error))
     assert copy.__cause__ is None
-    assert any("in failing" in note and "Stubborn: 1 and 2" in note for note in copy.__notes__)
+    assert any("in failing" in note and "StubbornError: 1 and 2" in note for note in copy.__notes__)
 
 
 @pytest.mark.parametrize("got", [threading.Lock(), Unpicklable()], ids=["lock", "own error"])
@@ -147,13 +147,13 @@ def test_an_error_that_holds_what_cannot_move_still_arrives_as_what_it_is(got: o
     assert isinstance(copy.__cause__, ValueError)
 
 
-class Foreign(AioLoaderError):
+class ForeignError(AioLoaderError):
     def __init__(self, one: int, *, two: int) -> None:
         self.lock = threading.Lock()
         super().__init__(f"{one} {two}")
 
 
 def test_any_other_error_that_cannot_move_arrives_as_text() -> None:
-    copy = unpack_error(pack_error(Foreign(1, two=2)))
+    copy = unpack_error(pack_error(ForeignError(1, two=2)))
     assert type(copy) is AioLoaderError
-    assert str(copy) == "Foreign: 1 2"
+    assert str(copy) == "ForeignError: 1 2"

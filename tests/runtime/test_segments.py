@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ GRANULE_BYTES = 1 << 16
 
 
 def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def num_mappings() -> int:

@@ -8,6 +8,7 @@ import select
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -249,9 +250,9 @@ def test_descriptors_of_a_frame_that_never_became_whole_are_closed() -> None:
         with raw:
             socket.send_fds(raw, [encoded(Message(1, b"meta", [b"body"], 0))[:10]], numbers)
             assert wire.try_receive() is None
-        open_before = len(os.listdir("/proc/self/fd"))
+        open_before = len(list(Path("/proc/self/fd").iterdir()))
         wire.close()
-        assert len(os.listdir("/proc/self/fd")) == open_before - 4
+        assert len(list(Path("/proc/self/fd").iterdir())) == open_before - 4
 
 
 def test_sending_to_a_peer_that_is_gone() -> None:

@@ -381,7 +381,7 @@ def test_an_owner_with_threads_is_no_trouble(zygote: ZygoteProcess) -> None:
 
 def test_connections_hold_no_descriptors_after_they_are_closed(zygote: ZygoteProcess) -> None:
     def held() -> int:
-        return len(os.listdir(f"/proc/{zygote.pid}/fd"))
+        return len(list(Path(f"/proc/{zygote.pid}/fd").iterdir()))
 
     before = held()
     for _ in range(20):

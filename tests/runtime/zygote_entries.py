@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
 def tell(payload: bytes, descriptors: Sequence[int], prepared: Any) -> None:
     """Write down what this process sees of itself, to the first descriptor."""
-    held = {number: os.readlink(f"/proc/self/fd/{number}") for number in map(int, os.listdir("/proc/self/fd")) if is_open(number)}
+    held = {int(entry.name): str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if is_open(int(entry.name))}
     with open("/proc/self/comm") as file:
         name = file.read().strip()
     facts = {
@@ -29,7 +30,7 @@ def tell(payload: bytes, descriptors: Sequence[int], prepared: Any) -> None:
         "path": list(sys.path),
         "main_file": getattr(sys.modules["__main__"], "__file__", None),
         "environ": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")},
-        "stdin": os.readlink("/proc/self/fd/0"),
+        "stdin": str(Path("/proc/self/fd/0").readlink()),
     }
     os.write(descriptors[0], pickle.dumps(facts))
 
