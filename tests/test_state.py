@@ -101,7 +101,7 @@ def test_every_difference_is_listed_and_can_be_accepted() -> None:
 # Fingerprints
 
 
-def double(value: int) -> int:
+def double(value: Any, **_options: int) -> Any:
     """Return twice the value."""
     return value * 2
 

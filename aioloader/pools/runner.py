@@ -43,6 +43,11 @@ class Runner:
         self._seeding = seeding
         self._begin_record = begin_record or _ignore
         self._call: Callable[[Record], Any] | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Give up a chunk that runs in another thread after its current record: nobody waits for its outcome any more."""
+        self._is_stopped = True
 
     def run(self, chunk: Chunk) -> Outcome:
         """Preprocess records in order until one fails; whatever the function raises is part of the outcome."""
@@ -53,6 +58,8 @@ class Runner:
         begin_record = self._begin_record
         begin, end, epoch = self._seeding.begin, self._seeding.end, chunk.epoch
         for record, record_id in zip(chunk.records, chunk.ids, strict=True):
+            if self._is_stopped:
+                break
             begin_record(len(counts))
             try:
                 call = self._call or self._bound()

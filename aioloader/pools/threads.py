@@ -43,6 +43,7 @@ class ThreadPool:
         self.capacity = num_workers
         self._preprocess = preprocess
         self._threads: list[CallThread] = []
+        self._runners: list[Runner] = []
         self._idle: list[_Worker] = []
         self._room = anyio.Semaphore(0)  # rises as threads become ready
         self._error: ConfigError | None = None
@@ -65,7 +66,8 @@ class ThreadPool:
                     do="make the modules it needs importable there",
                 )
             else:
-                self._idle.append(_Worker(number, thread, Runner(preprocess, NamedSeeding(preprocess.seed))))
+                self._runners.append(Runner(preprocess, NamedSeeding(preprocess.seed)))
+                self._idle.append(_Worker(number, thread, self._runners[-1]))
             self._room.release()
 
     async def run(self, chunk: Chunk) -> Block:
@@ -117,6 +119,8 @@ class ThreadPool:
     async def aclose(self) -> None:
         """Stop the threads; one that is inside a call of the user's function is a daemon and is left to finish it."""
         self._is_closed = True
+        for runner in self._runners:
+            runner.stop()
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:

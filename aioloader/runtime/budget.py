@@ -85,8 +85,11 @@ class Budget:
 
         Slots that come back one by one are gathered until they are worth a read, as long as others have work.
         """
-        enough = min(max_records, max(1, self.slots.limit // 8))
-        while (free := self.slots.free()) < enough and not (free and self.slots.is_idle):
+        while True:
+            free = self.slots.free()
+            enough = min(max_records, max(1, self.slots.limit // 8))  # the limit may change meanwhile
+            if free >= enough or (free and self.slots.is_idle):
+                break
             await self._changed.wait()
         taken = min(free, max_records)
         self.slots.start(taken)

@@ -45,7 +45,7 @@ class ZygoteProcess:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, zygote.ctrl_c_held():
             self._process = subprocess.Popen(
                 [*zygote.interpreter_command("aioloader.runtime.zygote", "main"), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],

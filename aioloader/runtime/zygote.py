@@ -22,12 +22,12 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["CONNECT", "EXITED", "FORK", "FORKED", "KILL", "PREPARE", "PREPARED", "Entry", "interpreter_command", "main"]
+__all__ = ["CONNECT", "EXITED", "FORK", "FORKED", "KILL", "PREPARE", "PREPARED", "Entry", "ctrl_c_held", "interpreter_command", "main"]
 
 CONNECT, FORK, PREPARE, KILL = 1, 2, 3, 4  # requests; CONNECT and FORK carry descriptors
 FORKED, PREPARED, EXITED = 11, 12, 13  # answers and events
@@ -57,6 +57,8 @@ class _Zygote:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, _ignore)
         signal.signal(signal.SIGINT, _ignore)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the engine may ask a worker for its stack before that can answer
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back since before this interpreter started
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._reap)
 
@@ -148,7 +150,7 @@ class _Zygote:
 
     def _exec(self, entry: str, name: str, frame: Frame) -> int:
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        with ours, theirs, ctrl_c_held():
             process = subprocess.Popen(
                 [*interpreter_command("aioloader.runtime.zygote", "_exec_main"), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -201,6 +203,7 @@ def _run_child(entry: str, name: str, payload: bytes, descriptors: Sequence[int]
             os._exit(status)
         _prctl(_PR_SET_NAME, name.encode()[:15])
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C is for the trainer to answer; it closes us
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         module, _, function = entry.partition(":")
         getattr(importlib.import_module(module), function)(payload, descriptors, prepared)
         status = 0
@@ -210,6 +213,16 @@ def _run_child(entry: str, name: str, payload: bytes, descriptors: Sequence[int]
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+@contextlib.contextmanager
+def ctrl_c_held() -> Iterator[None]:
+    """Hold back Ctrl-C in this thread and in processes started in the block, which would print a traceback while they start."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def interpreter_command(module: str, function: str) -> list[str]:

@@ -15,10 +15,35 @@ from anyio.lowlevel import checkpoint
 from aioloader.errors import AioLoaderError, SourceError
 from aioloader.protocols import Record, RecordId
 
-__all__ = ["PATIENCE_S", "Pulled", "located", "pull", "pull_async", "source_error"]
+__all__ = ["PATIENCE_S", "Pace", "Pulled", "located", "pull", "pull_async", "source_error"]
 
 PATIENCE_S = 0.010
 """How long records that are already there wait for more; next to it, the cost of handing over a span does not count."""
+_GROWTH = 4
+
+
+class Pace:
+    """How many records to ask for at once.
+
+    A pull that has to wait for its next record holds back the ones before. So few are asked for until the upstream has shown
+    that it has them ready, and again few once it had not.
+    """
+
+    def __init__(self) -> None:
+        self._size = 1
+        self._started = 0.0
+
+    def start(self, max_records: int, now: float) -> int:
+        """Return how many records to ask for at most in a pull that starts now."""
+        self._started = now
+        return min(max_records, self._size)
+
+    def finish(self, num_records: int, now: float) -> None:
+        """Learn from the pull that just ended."""
+        if now - self._started >= PATIENCE_S:
+            self._size = 1
+        elif num_records >= self._size:
+            self._size *= _GROWTH
 
 
 class Pulled(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from aioloader.errors import ClosedError, ResumeError
 from aioloader.protocols import Cursor, Json, Record, Span
 from aioloader.sources.place import StreamPlace, checked_state
-from aioloader.sources.pull import located, pull, pull_async, source_error
+from aioloader.sources.pull import Pace, located, pull, pull_async, source_error
 
 __all__ = ["AsyncStreamReader", "AsyncUpstream", "StreamReader", "Upstream"]
 
@@ -59,6 +60,7 @@ class StreamReader:
         self._begin = begin
         self._upstream: Upstream | None = None
         self._closed = False
+        self._pace = Pace()
 
     def read(self, max_records: int) -> Span | None:
         """See `aioloader.protocols.Reader.read`."""
@@ -68,10 +70,11 @@ class StreamReader:
             return None
         try:
             upstream = self._upstream or self._start()
-            pulled = pull(upstream.iterator, max_records)
+            pulled = pull(upstream.iterator, self._pace.start(max_records, time.monotonic()))
         except BaseException as error:
             _break_off(self._place, error)
             raise
+        self._pace.finish(len(pulled.records), time.monotonic())
         return self._place.settle(pulled)
 
     def cursor(self) -> Cursor:
@@ -114,6 +117,7 @@ class AsyncStreamReader:
         self._begin = begin
         self._upstream: AsyncUpstream | None = None
         self._closed = False
+        self._pace = Pace()
 
     async def read(self, max_records: int) -> Span | None:
         """See `aioloader.protocols.Reader.read`."""
@@ -123,10 +127,11 @@ class AsyncStreamReader:
             return None
         try:
             upstream = self._upstream or await self._start()
-            pulled = await pull_async(upstream.iterator, max_records)
+            pulled = await pull_async(upstream.iterator, self._pace.start(max_records, time.monotonic()))
         except BaseException as error:
             _break_off(self._place, error)
             raise
+        self._pace.finish(len(pulled.records), time.monotonic())
         return self._place.settle(pulled)
 
     def cursor(self) -> Cursor:

@@ -11,6 +11,7 @@ import datetime
 import importlib.util
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -119,4 +120,5 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that a run that is stopped ends its processes
     sys.exit(main())

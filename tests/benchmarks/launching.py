@@ -88,19 +88,19 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float, watches_memory: bo
     """Wait for the end and return samples of (time, bytes); None if it did not end in time. Ends what it left behind."""
     samples: list[tuple[float, int]] = []
     deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            process.wait(_SAMPLE_EVERY_S if watches_memory else timeout_s)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() < deadline_s:
+    try:
+        while process.poll() is None:
+            if time.monotonic() > deadline_s:
+                return None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_SAMPLE_EVERY_S)
+            if watches_memory and process.returncode is None:
                 samples.append((time.monotonic(), tree_pss_bytes(process.pid)))
-                continue
-            _end(process)
-            return None
-        finally:
-            if process.returncode is not None:
-                _reap_orphans()
         return samples
+    finally:
+        if process.returncode is None:
+            _end(process)
+        _reap_orphans()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -108,7 +108,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-    _reap_orphans()
 
 
 def _reap_orphans(within_s: float = 2.0) -> None:

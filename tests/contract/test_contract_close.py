@@ -315,6 +315,8 @@ def test_ctrl_c() -> None:
 @pytest.mark.timeout(90)
 def test_ctrl_c_at_any_moment_of_the_start() -> None:
     source = program("""
+        import torch  # an import that is interrupted leaves torch broken
+
         from aioloader.testing import resources, wait_until_clean
         before = resources()
         caught = 0

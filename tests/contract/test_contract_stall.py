@@ -20,7 +20,7 @@ def stand_still_at_20(number: int) -> int:
 
 @pytest.mark.parametrize("options", [PROCESSES, SIDECAR_THREADS], ids=name_of)
 def test_a_stalled_worker_is_named_with_its_stack(options: Options) -> None:
-    stall: Options = {"stall_timeout_s": 0.6, "raise_on_stall": True}
+    stall: Options = {"stall_timeout_s": 2.0, "raise_on_stall": True}
     with Loader(range(60), preprocess=stand_still_at_20, batch=FixedBatch(1), collate=collate, buffer_size=4, **stall, **options) as loader:
         delivered, error = drain(loader)
     assert delivered == list(range(20))
@@ -31,15 +31,15 @@ def test_a_stalled_worker_is_named_with_its_stack(options: Options) -> None:
 
 
 def dries_up() -> Iterator[int]:
-    yield from range(3)
+    yield 0
     time.sleep(30)
 
 
 def test_a_stalled_source_is_named_with_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
-    stall: Options = {"stall_timeout_s": 0.6, "raise_on_stall": True}
+    stall: Options = {"stall_timeout_s": 2.0, "raise_on_stall": True}
     with Loader(dries_up, batch=FixedBatch(1), collate=collate, workers=1, **stall) as loader:
         delivered, error = drain(loader)
-    assert delivered == [0, 1, 2]
+    assert delivered == [0], "what comes before a pause is not held back by it"
     assert isinstance(error, StallError)
     assert error.stage == "source"
     assert "in dries_up" in str(error)
@@ -47,10 +47,10 @@ def test_a_stalled_source_is_named_with_its_stack(capfd: pytest.CaptureFixture[s
 
 
 def test_a_trainer_that_takes_its_time_is_no_stall(capfd: pytest.CaptureFixture[str]) -> None:
-    with Loader(range(20), batch=FixedBatch(1), collate=collate, workers=1, stall_timeout_s=0.2, raise_on_stall=True) as loader:
+    with Loader(range(20), batch=FixedBatch(1), collate=collate, workers=1, stall_timeout_s=2.0, raise_on_stall=True) as loader:
         for batch in loader:
             if batch.step == 3:
-                time.sleep(1)
+                time.sleep(3.5)
     assert "no progress" not in capfd.readouterr().err
 
 

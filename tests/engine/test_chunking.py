@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioloader.engine.chunking import ChunkSize
+from aioloader.engine.chunking import MAX_BUFFER, BufferLimit, ChunkSize
 
 costs = st.floats(0, 100)
 
@@ -44,3 +44,31 @@ def test_a_chunk_of_nothing_teaches_nothing() -> None:
     chunk_size.observe(0, 5.0)
     chunk_size.observe(1, 0.001)
     assert chunk_size.records == 4
+
+
+blocks = st.lists(st.tuples(st.integers(0, 512), st.integers(0, 1 << 30), st.integers(1, 512)), max_size=30)
+
+
+@given(fixed=st.none() | st.integers(1, 10_000), memory_limit=st.integers(1, 1 << 32), num_workers=st.integers(1, 64), blocks=blocks)
+def test_the_buffer_keeps_within_what_was_asked_for(
+    fixed: int | None, memory_limit: int, num_workers: int, blocks: list[tuple[int, int, int]]
+) -> None:
+    buffer = BufferLimit(fixed=fixed, memory_limit=memory_limit, num_workers=num_workers)
+    for num_records, nbytes, chunk_size in blocks:
+        limit = buffer.after(num_records, nbytes, chunk_size)
+        assert 1 <= limit <= (fixed or MAX_BUFFER)
+        if num_records and limit > 1:
+            assert limit * nbytes / num_records <= memory_limit * 1.001
+
+
+def test_the_buffer_grows_again_after_large_records() -> None:
+    buffer = BufferLimit(fixed=1000, memory_limit=1 << 20, num_workers=2)
+    assert buffer.after(1, 1 << 19, 1) == 2
+    for _ in range(300):
+        limit = buffer.after(10, 1000, 10)
+    assert limit == 1000
+
+
+def test_the_buffer_follows_the_chunks_where_it_is_not_fixed() -> None:
+    buffer = BufferLimit(fixed=None, memory_limit=1 << 40, num_workers=4)
+    assert [buffer.after(0, 0, size) for size in (1, 8, 512)] == [256, 2048, MAX_BUFFER]

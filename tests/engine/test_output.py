@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ NUMPY_DTYPES += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 @pytest.mark.parametrize("order", ["=", "<", ">"])
-def test_numpy_dtypes(dtype: str, order: str) -> None:
+def test_numpy_dtypes(dtype: str, order: Literal["=", "<", ">"]) -> None:
     array = np.arange(6).astype(np.dtype(dtype).newbyteorder(order)).reshape(2, 3)
     (field,) = to_arrays({"x": array}).values()
     assert isinstance(field, TensorArray)

@@ -100,7 +100,8 @@ def test_a_resumed_rank_gets_what_it_still_needs(data: st.DataObject, topology: 
 
 @given(sizes=st.lists(st.integers(1, 20), max_size=12), cut=st.integers(1, 9))
 def test_queue_keeps_order_however_it_is_filled_and_cut(sizes: list[int], cut: int) -> None:
-    queue, at, out = Queue(), 0, []
+    queue, at = Queue(), 0
+    out: list[int] = []
     for size in sizes:
         queue.extend(0, at, span(at, at + size))
         at += size

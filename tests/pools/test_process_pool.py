@@ -18,6 +18,7 @@ from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.pools.runner import Preprocess, Runner
 from aioloader.runtime.spawn import ZygoteProcess
+from aioloader.testing.leaks import resources
 from tests.pools import pool_cases
 from tests.pools.pool_cases import Pool, chunk_of, in_pool, outcomes
 
@@ -216,7 +217,7 @@ async def test_large_samples_come_through_shared_memory_that_is_used_again(zygot
             assert block.nbytes > 900_000
             assert all((sample["pixels"] == number).all() and sample["record"] == number for sample in block.outcome.samples)
             del block
-            counts.append(len(os.listdir("/proc/self/fd")))
+            counts.append(len(resources().descriptors))
         assert isinstance(pool, ProcessPool)
         return sum(len(worker.views) for worker in pool._workers), counts
 

@@ -36,7 +36,9 @@ def run(function: Callable[..., Any] | None, records: list[Any], *, seeding: Bra
     return runner.run(Chunk(4, records, ids))
 
 
-results = st.one_of(st.none(), st.integers(), st.lists(st.integers(), max_size=3), st.tuples(st.integers(), st.integers()), st.just({}))
+results: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.integers(), st.lists(st.integers(), max_size=3), st.tuples(st.integers(), st.integers()), st.just({})
+)
 
 
 @given(made=st.lists(results, max_size=12))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -74,6 +75,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 TestSlots = SlotsMachine.TestCase
+TestSlots.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 async def taken_at_once(budget: Budget, max_records: int) -> int:
@@ -152,6 +154,23 @@ async def test_small_change_is_gathered_while_others_have_work() -> None:
         budget.slots.deliver(1)
         budget.changed()
     assert taken == [8]
+
+
+async def test_a_limit_that_falls_meanwhile_asks_for_less() -> None:
+    budget = Budget(800)
+    await taken_at_once(budget, 800)
+    taken: list[int] = []
+
+    async def acquire() -> None:
+        taken.append(await budget.acquire(512))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(acquire)
+        await wait_all_tasks_blocked()
+        budget.slots.limit = 80
+        budget.slots.drop(730)
+        budget.changed()
+    assert taken == [10]
 
 
 async def test_cancelling_takes_nothing() -> None:

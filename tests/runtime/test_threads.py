@@ -20,7 +20,7 @@ async def test_calls_run_in_one_other_thread_and_return() -> None:
     assert [name.name for name in names] == ["test-calls"]
     assert all(one.daemon for one in names)
     assert await thread.call(divmod, 7, 3) == (2, 1)
-    assert await thread.call(lambda: None) is None
+    assert await thread.call(dict[str, int]().get, "missing") is None
     thread.stop()
     assert thread.join(5)
 
@@ -90,7 +90,7 @@ async def test_a_thread_that_blocks_is_left_behind() -> None:
     thread = CallThread("test-blocked")
     go = threading.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(thread.call, go.wait)
+        tasks.start_soon(lambda: thread.call(go.wait))
         await wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     thread.stop()

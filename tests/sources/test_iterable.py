@@ -60,18 +60,19 @@ async def test_requests_to_exit_keep_their_place_and_kind(kind: type[BaseExcepti
 
 def test_an_interrupt_is_never_taken_for_the_end() -> None:
     reader = IterableSource(lambda: failing(KeyboardInterrupt("stop"))).open(0, None)
-    assert reader.read(2) is not None
+    assert reader.read(1) is not None
     with pytest.raises(KeyboardInterrupt, match="stop"):
         reader.read(5)
     with pytest.raises(SourceError, match="last read was interrupted"):
         reader.read(5)
-    assert reader.cursor()["count"] == 2
+    assert reader.cursor()["count"] == 1
 
 
 async def test_resuming_at_a_failure_fails_again_there() -> None:
     source = IterableSource(lambda: failing(ValueError("boom")))
     reader = source.open(0, None)
-    assert reader.read(10) is not None
+    for _ in range(2):
+        assert reader.read(10) is not None
     again = source.open(0, reader.cursor())
     with pytest.raises(SourceError, match=r"record iterable\[4\].*boom"):
         again.read(10)
@@ -134,8 +135,9 @@ async def test_a_pass_left_in_the_middle_does_not_go_on_in_the_next() -> None:
 async def test_resuming_with_state_reads_nothing_again() -> None:
     _, cursors = await read_with_cursors(IterableSource(Counting()), size=3)
     upstream = Counting()
-    assert [record for _, record in await read_all(IterableSource(upstream), cursor=cursors[2][1])] == [6, 7, 8, 9]
-    assert upstream.given == 4
+    count, cursor = cursors[2]
+    assert [record for _, record in await read_all(IterableSource(upstream), cursor=cursor)] == list(range(count, 10))
+    assert upstream.given == 10 - count
 
 
 def test_states_are_taken_only_for_cursors() -> None:

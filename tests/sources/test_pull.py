@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioloader.errors import ConfigError, SourceError
-from aioloader.sources.pull import located, pull, pull_async, source_error
+from aioloader.sources.pull import Pace, located, pull, pull_async, source_error
 
 
 class Clock:
@@ -131,3 +131,12 @@ def test_located_leaves_other_kinds_alone() -> None:
         raise asyncio.CancelledError
     with pytest.raises(SourceError, match=r"record shard\[7\].*OSError: gone"), located(("shard", 7), Exception):
         raise OSError("gone")
+
+
+def test_few_records_are_asked_for_until_the_upstream_is_quick_and_again_when_it_was_slow() -> None:
+    pace = Pace()
+    asked = []
+    for seconds in (0.001, 0.001, 0.001, 0.001, 0.02, 0.001):
+        asked.append(pace.start(100, 5.0))
+        pace.finish(asked[-1], 5.0 + seconds)
+    assert asked == [1, 4, 16, 64, 100, 1]

@@ -1,0 +1,179 @@
+"""The running engine with a pool and a trainer made up in the test: it always gets to the end, and says why if it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aioloader.batching import FixedBatch
+from aioloader.engine.output import Ready
+from aioloader.engine.pipeline import Pipeline
+from aioloader.engine.plan import Run
+from aioloader.errors import AioLoaderError, SourceError
+from aioloader.pools.chunk import Block, Chunk, Outcome
+from aioloader.protocols import Cursor, Json, Span
+from aioloader.telemetry import Stages
+from tests.engine.lane_cases import Case, expected
+
+
+class Ragged:
+    """A source of the numbers below `size`, in spans of random lengths; fails at the end if told to."""
+
+    def __init__(self, size: int, seed: int, error: BaseException | None = None) -> None:
+        self.size = size
+        self.seed = seed
+        self.error = error
+
+    def fingerprint(self) -> Mapping[str, Json]:
+        return {}
+
+    def open(self, epoch: int, cursor: Cursor | None) -> RaggedReader:
+        return RaggedReader(self, cursor or 0)
+
+
+class RaggedReader:
+    def __init__(self, source: Ragged, position: int) -> None:
+        self._source = source
+        self._position = position
+        self._random = random.Random(source.seed)
+
+    def read(self, max_records: int) -> Span | None:
+        start = self._position
+        self._position = min(self._source.size, start + min(max_records, self._random.choice([1, 2, 3, 7, 100])))
+        if start == self._position:
+            if self._source.error is not None:
+                raise self._source.error
+            return None
+        rows = range(start, self._position)
+        return Span(list(rows), [("shard", row) for row in rows])
+
+    def cursor(self) -> Cursor:
+        return self._position
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Trainer:
+    """Takes micro-batches and, some time later, gives their slots back."""
+
+    def __init__(self, seed: int) -> None:
+        self.batches: list[list[int]] = []
+        self.pipeline: Pipeline | None = None
+        self._random = random.Random(seed)
+
+    async def room(self) -> None:
+        for _ in range(self._random.randint(0, 3)):
+            await anyio.lowlevel.checkpoint()
+
+    async def put(self, ready: Ready) -> None:
+        self.batches.append(ready.fields["rows"].array.tolist())
+        await self.room()
+        assert self.pipeline is not None
+        self.pipeline.budget.slots.deliver(ready.num_records)
+        self.pipeline.budget.changed()
+
+
+class Workers:
+    """A pool that gives records back out of order."""
+
+    num_workers = 2
+    capacity = 4
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.num_running = 0
+
+    async def run(self, chunk: Chunk) -> Block:
+        self.num_running += 1
+        assert self.num_running <= self.capacity
+        for _ in range(self._random.randint(0, 20)):
+            await anyio.lowlevel.checkpoint()
+        self.num_running -= 1
+        return Block(Outcome(len(chunk.records), None, chunk.records, None), "made up", self._random.random() * 0.001)
+
+    async def stacks(self) -> dict[str, str]:
+        return {}
+
+
+def rows_of(samples: list[int]) -> dict[str, Any]:
+    return {"rows": np.array(samples)}
+
+
+def pipeline_of(case: Case, source: Ragged, buffer_size: int, seed: int) -> tuple[Pipeline, Trainer]:
+    plan = replace(case.plan(0), source=source, collate=rows_of, buffer_size=buffer_size)
+    trainer = Trainer(seed)
+    pipeline = trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=case.num_epochs), Workers(seed), trainer, Stages())
+    return pipeline, trainer
+
+
+def case_of(num_records: int, num_lanes: int, batch_size: int, *, keep_partial: bool = False, num_epochs: int = 2) -> Case:
+    return Case(
+        records=[[1]] * num_records,
+        num_lanes=num_lanes,
+        dp_size=1,
+        batching=FixedBatch(batch_size),
+        keep_partial=keep_partial,
+        num_epochs=num_epochs,
+    )
+
+
+@pytest.mark.parametrize("buffer_size", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize(("num_lanes", "batch_size"), [(1, 1), (1, 32), (2, 32), (5, 2), (7, 1)])
+@pytest.mark.parametrize("keep_partial", [False, True])
+async def test_gets_to_the_end_whatever_the_buffer(buffer_size: int, num_lanes: int, batch_size: int, keep_partial: bool) -> None:
+    """Also where a block of lanes or a step of micro-batches needs more records than the buffer holds."""
+    for seed in range(3):
+        case = case_of(150, num_lanes, batch_size, keep_partial=keep_partial)
+        pipeline, trainer = pipeline_of(case, Ragged(150, seed), buffer_size, seed)
+        with anyio.fail_after(10):
+            state = await pipeline.run()
+        positions = [[seq * num_lanes + lane for seq, _ in refs] for lane, _, refs, _ in expected(case, 0)]
+        assert trainer.batches == positions
+        slots = pipeline.budget.slots
+        assert (slots.working, slots.ready) == (0, 0)
+        assert slots.peak <= max(buffer_size, num_lanes * batch_size + num_lanes + buffer_size)
+        assert (state["source"]["epoch"], state["end_epoch"]) == (2, None)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("disk"), SystemExit(3), asyncio.CancelledError("not ours"), StopIteration(), GeneratorExit()], ids=repr
+)
+@pytest.mark.parametrize("num_records", [0, 1, 7, 20])
+async def test_a_source_that_fails_ends_the_pass_after_everything_before(error: BaseException, num_records: int) -> None:
+    pipeline, trainer = pipeline_of(case_of(num_records, 1, 3), Ragged(num_records, 0, error), 5, 0)
+    with anyio.fail_after(10), pytest.raises(SourceError, match=type(error).__name__):
+        await pipeline.run()
+    assert [row for rows in trainer.batches for row in rows] == list(range(num_records))
+
+
+async def test_a_pass_that_is_left_stops_at_once() -> None:
+    pipeline, trainer = pipeline_of(case_of(1000, 1, 1), Ragged(1000, 0), 4, 0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pipeline.run)
+        while len(trainer.batches) < 5:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert len(trainer.batches) < 1000
+
+
+async def test_a_collator_that_fails_ends_the_pass_after_the_batches_before() -> None:
+    def fail_at_three(samples: list[int]) -> dict[str, Any]:
+        if samples[0] == 6:
+            raise ValueError("six")
+        return rows_of(samples)
+
+    case = case_of(20, 1, 2)
+    plan = replace(case.plan(0), source=Ragged(20, 0), collate=fail_at_three, buffer_size=8)
+    trainer = Trainer(0)
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), Workers(0), trainer, Stages())
+    with anyio.fail_after(10), pytest.raises(AioLoaderError, match="micro-batch 3 of lane 0 .* ValueError: six"):
+        await trainer.pipeline.run()
+    assert trainer.batches == [[0, 1], [2, 3], [4, 5]]
