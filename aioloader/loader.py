@@ -12,23 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from aioloader import options
 from aioloader.engine.assembler import fresh_rank_state
-from aioloader.engine.plan import Plan, Run
+from aioloader.engine.plan import Run
 from aioloader.errors import ClosedError, ConfigError
-from aioloader.faults import FaultPolicy
 from aioloader.order.mesh import Mesh
-from aioloader.pools.recovery import RecoveryOptions, RestartBudget
-from aioloader.pools.runner import Preprocess
+from aioloader.planning import make_plan
+from aioloader.pools.recovery import RestartBudget
 from aioloader.protocols import Batching, Json
-from aioloader.runtime.moving import dumps, pack_argument
-from aioloader.sources import resolve_source
-from aioloader.state import check_state, fresh_state, function_fingerprint, object_fingerprint
+from aioloader.state import check_state, fresh_state
 
 if TYPE_CHECKING:
     from aioloader.bridge.batch import Batch
     from aioloader.bridge.dataset import LoaderDataset
     from aioloader.bridge.iterator import BatchIterator
     from aioloader.engine.host import Host, HostDied
-    from aioloader.protocols import Source
 
 __all__ = ["Loader"]
 
@@ -111,59 +107,35 @@ class Loader:
         self._host: Host | None = None
         self._iterator: weakref.ref[BatchIterator] | None = None
         self._closed = False
-        if shuffle is not None:
-            raise options.not_yet("Loader(shuffle=)", expected="None", got=shuffle)
-        if preprocess_batch_size != 1:
-            raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
-        options.check_int("Loader(seed=)", seed, at_least=0, do="pass a non-negative seed")
         if epochs is not None:
             options.check_int("Loader(epochs=)", epochs, at_least=1, do="pass a number of epochs, or None to run without end")
         self._epochs = epochs
-        self._pool, num_workers = _workers(pool, workers)
         self._host_kind = options.check_choice("Loader(host=)", host, ("process", "thread"))
-        self._preprocess = Preprocess(
-            function=_function("Loader(preprocess=)", preprocess),
-            batched=bool(batched),
-            worker_init=_function("Loader(worker_init=)", worker_init),
+        self._plan, self._preprocess = make_plan(
+            source,
+            preprocess=preprocess,
+            batched=batched,
+            preprocess_batch_size=preprocess_batch_size,
+            batch=batch,
+            collate=collate,
+            mesh=mesh if mesh is not None else Mesh.from_env(),
+            shuffle=shuffle,
             seed=seed,
-        )
-        lane_map = options.lane_map(lanes, mesh if mesh is not None else Mesh.from_env())
-        options.check_choice("Loader(end=)", end, ("drop", "pad"))
-        if end == "pad" and lane_map.num_lanes > 1:
-            raise options.not_yet("Loader(end=)", expected="'drop' with several lanes", got=end)
-        batching = _batching(batch)
-        collator = options.check_callable(
-            "Loader(collate=)",
-            collate,
-            expected="a collator: a callable from a list of samples to a dict of arrays",
-            do="pass one, e.g. collate=PretrainCollator(); there is no default, since a wrong one would be a silent bug",
-        )
-        resolved = resolve_source(source)
-        self._plan = Plan(
-            source=resolved,
-            preprocess=self._pack_preprocess(),
-            batching=batching,
-            collate=collator,
-            lanes=lane_map,
-            seed=seed,
-            pool=self._pool,
-            num_workers=num_workers,
-            buffer_size=_buffer_size(buffer_size),
-            memory_limit=options.parse_bytes("Loader(memory_limit=)", memory_limit),
-            prefetch_batches=options.check_int(
-                "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
-            ),
+            lanes=lanes,
+            workers=workers,
+            pool=pool,
+            buffer_size=buffer_size,
+            memory_limit=memory_limit,
+            prefetch_batches=prefetch_batches,
             end=end,
-            faults=FaultPolicy(on_error),
-            stall_timeout_s=options.check_seconds("Loader(stall_timeout_s=)", stall_timeout_s),
-            raise_on_stall=bool(raise_on_stall),
-            recovery=RecoveryOptions(
-                timeout_s=options.check_seconds("Loader(timeout_s=)", timeout_s), max_restarts_per_minute=max_restarts_per_minute
-            ),
-            fingerprint=self._fingerprint(resolved, batching, collator, seed, end),
+            on_error=on_error,
+            worker_init=worker_init,
+            timeout_s=timeout_s,
+            max_restarts_per_minute=max_restarts_per_minute,
+            stall_timeout_s=stall_timeout_s,
+            raise_on_stall=raise_on_stall,
+            is_moved=self._host_kind == "process",
         )
-        if self._pool != "inline" and self._host_kind == "process":
-            self._check_movable()
         self._engine_stats: dict[str, Any] = {}
         self._bridge_stats: dict[str, Any] = {}
         self._resumed = False
@@ -297,7 +269,7 @@ class Loader:
                 ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
             )
         run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=self._resumed)
-        if self._pool == "inline":
+        if self._plan.pool == "inline":
             feed: InlineFeed | Host = InlineFeed(self._plan, run, self._preprocess)
         else:
             feed = self._running_host()
@@ -379,64 +351,3 @@ class Loader:
     def _fresh(self, epoch: int) -> Json:
         plan = self._plan
         return fresh_state(plan.fingerprint, plan.lanes, fresh_rank_state(plan.batching, plan.lanes, epoch), epoch)
-
-    def _fingerprint(self, source: Source, batching: Batching, collate: Callable[..., Any], seed: int, end: str) -> dict[str, Json]:
-        return {
-            "source": object_fingerprint(source),
-            "preprocess": function_fingerprint(self._preprocess.function),
-            "batched": self._preprocess.batched,
-            "batch": object_fingerprint(batching),
-            "collate": object_fingerprint(collate),
-            "seed": seed,
-            "end": end,
-        }
-
-    def _pack_preprocess(self) -> bytes:
-        if self._pool == "inline":
-            return b""
-        for name, value in (("preprocess", self._preprocess.function), ("worker_init", self._preprocess.worker_init)):
-            pack_argument(
-                f"Loader({name}=)", value, do="open files, locks and connections inside the function or in worker_init, or use workers=0"
-            )
-        return dumps(self._preprocess)
-
-    def _check_movable(self) -> None:
-        do = "use host='thread' for a source that lives in this process, such as a generator"
-        pack_argument("Loader(source)", self._plan.source, do=do)
-        pack_argument(
-            "Loader(collate=)", self._plan.collate, do="use a function or an object without locks and open files, or host='thread'"
-        )
-        pack_argument("Loader(batch=)", self._plan.batching, do="use plain options, or host='thread'")
-
-
-def _workers(pool: str, workers: int | None) -> tuple[str, int]:
-    options.check_choice("Loader(pool=)", pool, ("process", "thread", "inline"))
-    if workers is not None:
-        options.check_int("Loader(workers=)", workers, at_least=0, do="use 0 to run inline, or leave it out for one per CPU")
-    if pool == "inline" or workers == 0:
-        return "inline", 0
-    return pool, options.default_workers() if workers is None else workers
-
-
-def _function(where: str, function: Any) -> Callable[..., Any] | None:
-    if function is None:
-        return None
-    return options.check_callable(where, function, expected="a function, or None", do="pass a function, lambda or callable object")
-
-
-def _batching(batch: Any) -> Batching:
-    if not (hasattr(batch, "start") and hasattr(batch, "fingerprint")):
-        raise ConfigError(
-            "Loader(batch=)",
-            expected="a batching strategy",
-            got=repr(batch),
-            do="pass one, e.g. batch=FixedBatch(32) or batch=Pack(4096, rows=4)",
-        )
-    batching: Batching = batch
-    return batching
-
-
-def _buffer_size(buffer_size: Any) -> int | None:
-    if buffer_size is None:
-        return None
-    return options.check_int("Loader(buffer_size=)", buffer_size, at_least=1, do="allow at least one record in flight, or leave it out")

@@ -141,7 +141,7 @@ class LazySeeding:
         _current.set(self._key)
         if self._torch_generator is not None:
             self._seed_torch()
-        if "scipy.stats" in sys.modules or "sklearn.utils" in sys.modules:
+        if "numpy.random" in sys.modules and ("scipy.stats" in sys.modules or "sklearn.utils" in sys.modules):
             self._refresh_numpy()  # they draw from numpy's hidden generator, past the functions wrapped here
 
     def end(self) -> None:

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import importlib.util
 import json
+import math
 import shlex
 import signal
 import sys
@@ -66,7 +67,7 @@ def _run(workload: Workload, options: argparse.Namespace, settings: Settings, ro
     if workload.prepare is not None:
         workload.prepare(Path(settings.cache))
     usual = workload.num_quick_records if options.quick else workload.num_records
-    num_records = max(1, round(usual * options.scale / 64)) * 64
+    num_records = math.ceil(usual * options.scale / 64) * 64  # whole batches of every size
     return run_workload(
         workload,
         [name for name in workload.contestants if name in options.contestants],

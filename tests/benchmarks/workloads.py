@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import probe_handover, probe_harm, probe_memory, probe_start, probe_throughput
-from tests.benchmarks.contestants import CONTESTANTS, DATALOADERS, OURS, Feed
+from tests.benchmarks.contestants import DATALOADERS, OURS, Feed
 from tests.benchmarks.digest import Digest
 from tests.benchmarks.goals import Goal
 from tests.benchmarks.real_work import Jpegs, Texts, prepare_jpegs, prepare_texts
@@ -233,6 +233,3 @@ _ALL = (
 )
 
 WORKLOADS = {workload.name: workload for workload in _ALL}
-
-_unknown = {name for workload in _ALL for name in workload.contestants} - CONTESTANTS.keys()
-assert not _unknown, _unknown

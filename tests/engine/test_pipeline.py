@@ -69,6 +69,10 @@ class Trainer:
         self.pipeline: Pipeline | None = None
         self._random = random.Random(seed)
 
+    @property
+    def has_room(self) -> bool:
+        return True
+
     async def room(self) -> None:
         for _ in range(self._random.randint(0, 3)):
             await anyio.lowlevel.checkpoint()
@@ -94,7 +98,7 @@ class Workers:
     async def run(self, chunk: Chunk) -> Block:
         self.num_running += 1
         assert self.num_running <= self.capacity
-        for _ in range(self._random.randint(0, 20)):
+        for _ in range(self._random.randint(0, 8)):
             await anyio.lowlevel.checkpoint()
         self.num_running -= 1
         return Block(Outcome(len(chunk.records), None, chunk.records, None), "made up", self._random.random() * 0.001)
@@ -125,14 +129,14 @@ def case_of(num_records: int, num_lanes: int, batch_size: int, *, keep_partial: 
     )
 
 
-@pytest.mark.parametrize("buffer_size", [1, 2, 3, 8, 64])
-@pytest.mark.parametrize(("num_lanes", "batch_size"), [(1, 1), (1, 32), (2, 32), (5, 2), (7, 1)])
+@pytest.mark.parametrize("buffer_size", [1, 3, 8, 64])
+@pytest.mark.parametrize(("num_lanes", "batch_size"), [(1, 1), (2, 32), (5, 2)])
 @pytest.mark.parametrize("keep_partial", [False, True])
 async def test_gets_to_the_end_whatever_the_buffer(buffer_size: int, num_lanes: int, batch_size: int, keep_partial: bool) -> None:
     """Also where a block of lanes or a step of micro-batches needs more records than the buffer holds."""
-    for seed in range(3):
-        case = case_of(150, num_lanes, batch_size, keep_partial=keep_partial)
-        pipeline, trainer = pipeline_of(case, Ragged(150, seed), buffer_size, seed)
+    for seed in range(2):
+        case = case_of(68, num_lanes, batch_size, keep_partial=keep_partial)
+        pipeline, trainer = pipeline_of(case, Ragged(68, seed), buffer_size, seed)
         with anyio.fail_after(10):
             state = await pipeline.run()
         positions = [[seq * num_lanes + lane for seq, _ in refs] for lane, _, refs, _ in expected(case, 0)]
@@ -174,6 +178,6 @@ async def test_a_collator_that_fails_ends_the_pass_after_the_batches_before() ->
     plan = replace(case.plan(0), source=Ragged(20, 0), collate=fail_at_three, buffer_size=8)
     trainer = Trainer(0)
     trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), Workers(0), trainer, Stages())
-    with anyio.fail_after(10), pytest.raises(AioLoaderError, match="micro-batch 3 of lane 0 .* ValueError: six"):
+    with anyio.fail_after(10), pytest.raises(AioLoaderError, match=r"micro-batch 3 of lane 0 .* ValueError: six"):
         await trainer.pipeline.run()
     assert trainer.batches == [[0, 1], [2, 3], [4, 5]]

@@ -197,8 +197,10 @@ def test_libraries_that_draw_past_the_wrapped_functions_are_seeded_too() -> None
         import types
         seeding = LazySeeding(11)
         seeding.install()
-        import numpy as np
         sys.modules["scipy.stats"] = types.ModuleType("scipy.stats")
+        seeding.begin(0, ("shard", 0))
+        import numpy as np
+        import numpy.random
         for row in (1, 2, 1):
             seeding.begin(0, ("shard", row))
             out.append(np.random.mtrand._rand.normal(size=2).tolist())

@@ -1,0 +1,173 @@
+"""From a loader's arguments to the plan that its engine runs: every argument is checked here, once, and what must move is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from aioloader import options
+from aioloader.engine.plan import Plan
+from aioloader.errors import ConfigError
+from aioloader.faults import FaultPolicy
+from aioloader.order.lanes import LaneMap
+from aioloader.order.mesh import Mesh
+from aioloader.pools.recovery import RecoveryOptions
+from aioloader.pools.runner import Preprocess
+from aioloader.protocols import Batching, Json
+from aioloader.runtime.moving import dumps, pack_argument
+from aioloader.sources import resolve_source
+from aioloader.state import function_fingerprint, object_fingerprint
+
+__all__ = ["make_plan"]
+
+
+def make_plan(
+    source: Any,
+    *,
+    preprocess: Any,
+    batched: Any,
+    preprocess_batch_size: Any,
+    batch: Any,
+    collate: Any,
+    mesh: Mesh,
+    shuffle: Any,
+    seed: Any,
+    lanes: Any,
+    workers: Any,
+    pool: Any,
+    buffer_size: Any,
+    memory_limit: Any,
+    prefetch_batches: Any,
+    end: Any,
+    on_error: Any,
+    worker_init: Any,
+    timeout_s: Any,
+    max_restarts_per_minute: Any,
+    stall_timeout_s: Any,
+    raise_on_stall: Any,
+    is_moved: bool,
+) -> tuple[Plan, Preprocess]:
+    """Return the plan for a loader's arguments (see `Loader`), and its preprocessing for `workers=0`.
+
+    Where the engine `is_moved` to another process, source, batching and collator must be able to move there.
+
+    Raises:
+        ConfigError: An argument is wrong; the message says which, what was expected, what came and what to do.
+    """
+    _refuse_what_is_to_come(shuffle=shuffle, preprocess_batch_size=preprocess_batch_size)
+    options.check_int("Loader(seed=)", seed, at_least=0, do="pass a non-negative seed")
+    pool, num_workers = _workers(pool, workers)
+    prepared = Preprocess(
+        function=_function("Loader(preprocess=)", preprocess),
+        batched=bool(batched),
+        worker_init=_function("Loader(worker_init=)", worker_init),
+        seed=seed,
+    )
+    lane_map = options.lane_map(lanes, mesh)
+    batching = _batching(batch)
+    collator = options.check_callable(
+        "Loader(collate=)",
+        collate,
+        expected="a collator: a callable from a list of samples to a dict of arrays",
+        do="pass one, e.g. collate=PretrainCollator(); there is no default, since a wrong one would be a silent bug",
+    )
+    plan = Plan(
+        source=resolve_source(source),
+        preprocess=b"" if pool == "inline" else _packed(prepared),
+        batching=batching,
+        collate=collator,
+        lanes=lane_map,
+        seed=seed,
+        pool=pool,
+        num_workers=num_workers,
+        buffer_size=_buffer_size(buffer_size),
+        memory_limit=options.parse_bytes("Loader(memory_limit=)", memory_limit),
+        prefetch_batches=options.check_int(
+            "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
+        ),
+        end=_end(end, lane_map),
+        faults=FaultPolicy(on_error),
+        stall_timeout_s=options.check_seconds("Loader(stall_timeout_s=)", stall_timeout_s),
+        raise_on_stall=bool(raise_on_stall),
+        recovery=RecoveryOptions(
+            timeout_s=options.check_seconds("Loader(timeout_s=)", timeout_s), max_restarts_per_minute=max_restarts_per_minute
+        ),
+        fingerprint={},
+    )
+    if is_moved and pool != "inline":
+        _check_movable(plan)
+    return replace(plan, fingerprint=_fingerprint(plan, prepared)), prepared
+
+
+def _fingerprint(plan: Plan, preprocess: Preprocess) -> dict[str, Json]:
+    """Return what decides the data that are delivered: a state of one loader fits another only if all of it is equal."""
+    return {
+        "source": object_fingerprint(plan.source),
+        "preprocess": function_fingerprint(preprocess.function),
+        "batched": preprocess.batched,
+        "batch": object_fingerprint(plan.batching),
+        "collate": object_fingerprint(plan.collate),
+        "seed": plan.seed,
+        "end": plan.end,
+    }
+
+
+def _packed(preprocess: Preprocess) -> bytes:
+    do = "open files, locks and connections inside the function or in worker_init, or use workers=0"
+    pack_argument("Loader(preprocess=)", preprocess.function, do=do)
+    pack_argument("Loader(worker_init=)", preprocess.worker_init, do=do)
+    return dumps(preprocess)
+
+
+def _check_movable(plan: Plan) -> None:
+    pack_argument("Loader(source)", plan.source, do="use host='thread' for a source that lives in this process, such as a generator")
+    pack_argument("Loader(collate=)", plan.collate, do="use a function or an object without locks and open files, or host='thread'")
+    pack_argument("Loader(batch=)", plan.batching, do="use plain options, or host='thread'")
+
+
+def _refuse_what_is_to_come(*, shuffle: Any, preprocess_batch_size: Any) -> None:
+    if shuffle is not None:
+        raise options.not_yet("Loader(shuffle=)", expected="None", got=shuffle)
+    if preprocess_batch_size != 1:
+        raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
+
+
+def _end(end: Any, lanes: LaneMap) -> str:
+    options.check_choice("Loader(end=)", end, ("drop", "pad"))
+    if end == "pad" and lanes.num_lanes > 1:
+        raise options.not_yet("Loader(end=)", expected="'drop' with several lanes", got=end)
+    return str(end)
+
+
+def _workers(pool: Any, workers: Any) -> tuple[str, int]:
+    options.check_choice("Loader(pool=)", pool, ("process", "thread", "inline"))
+    if workers is not None:
+        options.check_int("Loader(workers=)", workers, at_least=0, do="use 0 to run inline, or leave it out for one per CPU")
+    if pool == "inline" or workers == 0:
+        return "inline", 0
+    return pool, options.default_workers() if workers is None else workers
+
+
+def _function(where: str, function: Any) -> Callable[..., Any] | None:
+    if function is None:
+        return None
+    return options.check_callable(where, function, expected="a function, or None", do="pass a function, lambda or callable object")
+
+
+def _batching(batch: Any) -> Batching:
+    if not (hasattr(batch, "start") and hasattr(batch, "fingerprint")):
+        raise ConfigError(
+            "Loader(batch=)",
+            expected="a batching strategy",
+            got=repr(batch),
+            do="pass one, e.g. batch=FixedBatch(32) or batch=Pack(4096, rows=4)",
+        )
+    batching: Batching = batch
+    return batching
+
+
+def _buffer_size(buffer_size: Any) -> int | None:
+    if buffer_size is None:
+        return None
+    return options.check_int("Loader(buffer_size=)", buffer_size, at_least=1, do="allow at least one record in flight, or leave it out")

@@ -1,0 +1,186 @@
+"""The parts of the suite that compute: goals, comparison of what was delivered, medians, tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.benchmarks.contestants import CONTESTANTS, OURS
+from tests.benchmarks.digest import Digest
+from tests.benchmarks.goals import Goal, judge, reference
+from tests.benchmarks.real_work import Texts, prepare_texts
+from tests.benchmarks.report import as_json, as_text
+from tests.benchmarks.rounds import Result, differences, summarize
+from tests.benchmarks.synthetic_work import Arrays, HeavyTail, PythonLoop, Tokens
+from tests.benchmarks.task import Measurement, Settings, Task
+from tests.benchmarks.tree import tree_cpu_s, tree_pids, tree_pss_bytes
+from tests.benchmarks.work import MakeBatch, Records, Work, in_batches
+from tests.benchmarks.workloads import WORKLOADS
+
+MEDIANS = {
+    "aioloader": {"rate_per_s": 90.0, "p50_us": 15.0},
+    "aioloader-thread": {"rate_per_s": 95.0},
+    "dataloader-map": {"rate_per_s": 20.0, "p50_us": 60.0},
+    "dataloader-iterable": {"rate_per_s": 30.0, "p50_us": 50.0},
+    "spdl-region": {"rate_per_s": 60.0},
+    "serial": {"rate_per_s": 50.0},
+}
+
+
+def measurement(*, rate: float = 1.0, num_records: int = 64, content: int = 1, order: int = 1) -> Measurement:
+    return Measurement(numbers={"rate_per_s": rate}, num_records=num_records, content=content, order=order, first_at_s=0.0, last_at_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "is_reached"),
+    [
+        (Goal(number="rate_per_s", over="dataloader", at_least=3.0), 3.0, True),
+        (Goal(number="rate_per_s", over="best peer", at_least=2.0), 1.5, False),
+        (Goal(number="rate_per_s", over="best ordered peer", at_least=2.0), 3.0, True),
+        (Goal(number="rate_per_s", over="workers x serial", at_least=0.97), 0.9, False),
+        (Goal(number="p50_us", at_most=20.0), 15.0, True),
+        (Goal(number="p50_us", over="dataloader", at_most=0.2), 0.3, False),
+        (Goal(number="p50_us", minus="dataloader", at_most=0.0), -35.0, True),
+        (Goal(number="p50_us", over="grain", at_most=1.0), None, None),
+        (Goal(number="peak_mib", at_most=1.0), None, None),
+    ],
+)
+def test_a_goal_is_judged_by_the_medians(goal: Goal, value: float | None, is_reached: bool | None) -> None:
+    verdict = judge(goal, MEDIANS, workers=2)
+    assert verdict.value == (None if value is None else pytest.approx(value))
+    assert verdict.is_reached is is_reached
+
+
+def test_a_reference_group_is_as_good_as_its_best_member() -> None:
+    assert reference("dataloader", "rate_per_s", MEDIANS, workers=2, is_rate=True) == 30.0
+    assert reference("dataloader", "p50_us", MEDIANS, workers=2, is_rate=False) == 50.0
+    assert reference("best peer", "rate_per_s", MEDIANS, workers=2, is_rate=True) == 60.0
+
+
+def test_contestants_that_delivered_the_same_do_not_differ() -> None:
+    assert differences({"serial": measurement(), "aioloader": measurement(), "spdl-region": measurement(order=9)}, 64) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (measurement(num_records=63), "aioloader delivered 63 of 64 records"),
+        (measurement(content=2), "aioloader delivered other content than serial"),
+        (measurement(order=2), "aioloader delivered another order than serial"),
+    ],
+)
+def test_a_contestant_that_did_other_work_is_named(one: Measurement, text: str) -> None:
+    assert differences({"serial": measurement(), "aioloader": one}, 64) == [text]
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=9))
+def test_a_row_holds_median_and_extremes(rates: list[float]) -> None:
+    row = summarize("aioloader", [measurement(rate=rate) for rate in rates])
+    summary = row.numbers["rate_per_s"]
+    assert row.rounds == len(rates)
+    assert summary.lowest == min(rates)
+    assert summary.highest == max(rates)
+    assert sum(rate <= summary.median for rate in rates) * 2 >= len(rates)
+
+
+def test_the_table_and_the_json_show_rows_goals_and_disagreements() -> None:
+    rows = [summarize(name, [measurement(rate=numbers["rate_per_s"])]) for name, numbers in MEDIANS.items()]
+    result = Result(
+        workload=WORKLOADS["overhead"],
+        num_records=64,
+        rows=rows,
+        left_out={"grain": "grain is not installed"},
+        disagreements=["other content"],
+    )
+    text = as_text(result, workers=2)
+    lines = text.splitlines()
+    assert lines[2].split()[0] == "aioloader-thread"  # the fastest comes first
+    assert "left out: grain: grain is not installed" in text
+    assert "NOT THE SAME WORK: other content" in text
+    assert "MISSED: aioloader rate_per_s / dataloader at least 8: 3" in text
+    assert "aioloader / best peer: 1.5 (more is better)" in text
+    (written,) = as_json([result], {"date": "today"}, workers=2)["workloads"]
+    assert [row["contestant"] for row in written["rows"]] == list(MEDIANS)
+    assert [goal["is_reached"] for goal in written["goals"]] == [False, False]
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=2, max_size=6, unique=True), st.booleans())
+def test_a_digest_tells_content_and_order_apart(values: list[int], is_full: bool) -> None:
+    def digest(numbers: list[int]) -> Digest:
+        found = Digest(is_full=is_full)
+        for number in numbers:
+            found.add({"input_ids": torch.full((4, 3), number)})
+        return found
+
+    forward, backward, shorter = digest(values), digest(values[::-1]), digest(values[1:])
+    assert forward.num_records == 4 * len(values)
+    assert forward.content == backward.content
+    assert forward.order != backward.order
+    assert (shorter.num_records, shorter.order) != (forward.num_records, forward.order)
+
+
+def test_a_task_and_a_measurement_survive_their_journey() -> None:
+    settings = Settings(workers=2, cache="build", iterations_per_ms=9000, is_quick=True)
+    task = Task(workload="tail", contestant="grain", num_records=64, is_check=True, launched_at_s=1.5, settings=settings)
+    assert Task.from_json(task.to_json()) == task
+    assert Measurement.from_json(measurement().to_json()) == measurement()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Tokens(num_records=128, batch_size=64),
+        lambda: PythonLoop(num_records=64, batch_size=32, iterations=10),
+        lambda: Arrays(num_records=8, batch_size=4, side=16),
+        lambda: HeavyTail(num_records=64, batch_size=16, wait_s=0.0),
+    ],
+)
+def test_work_is_a_function_of_the_index(make: Callable[[], Work]) -> None:
+    work = make()
+    once, again = MakeBatch(work, as_tensors=False), MakeBatch(make(), as_tensors=True)
+    assert [index for batch in in_batches(work) for index in batch] == list(range(len(Records(work))))
+    for batch in in_batches(work):
+        for name, array in once(batch).items():
+            assert np.array_equal(array, again(batch)[name].numpy())
+
+
+def test_texts_are_tokenized_whole(tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("texts")
+    prepare_texts(folder)
+    work = Texts(num_records=4, batch_size=2, folder=str(folder))
+    samples = [work.sample(work.record(index)) for index in range(2)]
+    batch = work.collate(samples)
+    assert len(work.record(0)) == work.text_bytes
+    assert batch["input_ids"].shape == (2, max(len(sample["input_ids"]) for sample in samples))
+    assert all(0 < len(sample["input_ids"]) < work.text_bytes / 2 for sample in samples)
+
+
+def test_a_tree_counts_descendants_and_what_they_used() -> None:
+    code = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\nsys.stdin.read()"
+    before_s = tree_cpu_s(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        assert process.pid in tree_pids(os.getpid())
+        assert tree_cpu_s(process.pid) >= 0.15
+        assert tree_cpu_s(os.getpid()) - before_s >= 0.15
+        assert tree_pss_bytes(process.pid) > 2**20
+    assert tree_cpu_s(os.getpid()) - before_s >= 0.15  # it ended and was waited for
+    assert tree_pids(process.pid) == [process.pid]
+    assert tree_pss_bytes(process.pid) == 0
+
+
+def test_every_workload_names_contestants_and_goals() -> None:
+    for workload in WORKLOADS.values():
+        assert set(workload.contestants) <= CONTESTANTS.keys()
+        assert set(OURS) <= set(workload.contestants)
+        assert workload.goals
