@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the workloads and return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (0 if options.quick else 5)
     settings = Settings(
         workers=options.workers, cache=str(Path(options.cache).resolve()), iterations_per_ms=iterations_for(1e-3), is_quick=options.quick
     )
@@ -92,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measures aioloader beside its peers.")
     parser.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS), help=f"some of {','.join(WORKLOADS)}")
     parser.add_argument("--contestants", type=_names(CONTESTANTS), default=list(CONTESTANTS), help=f"some of {','.join(CONTESTANTS)}")
-    parser.add_argument("--rounds", type=_positive, help="timed rounds (default 5, quick: 1)")
+    parser.add_argument("--rounds", type=_positive, help="timed rounds (default 5; quick: none, the checked round counts)")
     parser.add_argument("--workers", type=_positive, default=2, help="of each contestant (default 2)")
     parser.add_argument("--scale", type=float, default=1.0, help="how many times the usual number of records (default 1)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one process (default 600)")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes, one round")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes")
     parser.add_argument("--json", default=str(ROOT / "build" / "bench.json"), help="where the JSON goes (default build/bench.json)")
     parser.add_argument("--cache", default=str(ROOT / "build" / "bench"), help="folder of prepared data (default build/bench)")
     return parser

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Jpegs", "Texts", "prepare_jpegs", "prepare_texts"]
 
-_VOCABULARY = 16_000
-_CORPUS_BYTES = 6_000_000
 _NUM_JPEGS = 64
 _JPEG_SIZE = (500, 375)  # the usual size of a photograph in ImageNet
 
@@ -80,7 +78,7 @@ class Jpegs:
         return stack(samples)
 
 
-def prepare_texts(folder: Path) -> None:
+def prepare_texts(folder: Path, *, num_bytes: int = 6_000_000, vocabulary: int = 16_000) -> None:
     """Write the corpus and train the tokenizer, unless they are there."""
     corpus_path, tokenizer_path = folder / "corpus.txt", folder / "tokenizer.json"
     if corpus_path.exists() and tokenizer_path.exists():
@@ -88,12 +86,12 @@ def prepare_texts(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder.mkdir(parents=True, exist_ok=True)
-    corpus_path.write_text(_stdlib_text(), encoding="ascii")
+    corpus_path.write_text(_stdlib_text(num_bytes), encoding="ascii")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train([str(corpus_path)], trainers.BpeTrainer(vocab_size=_VOCABULARY, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train([str(corpus_path)], trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False))
     tokenizer.save(str(tokenizer_path))
 
 
@@ -113,11 +111,11 @@ def prepare_jpegs(folder: Path) -> None:
         Image.fromarray(pixels).save(folder / f"{number:03}.jpg", quality=90)
 
 
-def _stdlib_text() -> str:
+def _stdlib_text(num_bytes: int) -> str:
     """Return the first modules of the standard library, as ASCII, so that characters are bytes."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
-    return text.encode("ascii", errors="replace").decode()[:_CORPUS_BYTES]
+    return text.encode("ascii", errors="replace").decode()[:num_bytes]
 
 
 @functools.cache

@@ -62,11 +62,15 @@ def run_workload(
     timeout_s: float,
     note: Callable[[str], None],
 ) -> Result:
-    """Run a checked round, which warms up caches too, then `rounds` timed ones; each starts with another contestant."""
+    """Run a checked round, which warms up caches too, then `rounds` timed ones; each starts with another contestant.
+
+    With `rounds=0` the checked round is all there is, and its numbers are the result: good enough for a smoke run only.
+    """
     left_out = {name: f"{', '.join(lacking)} is not installed" for name in contestants if (lacking := CONTESTANTS[name].missing())}
     measured: dict[str, list[Measurement]] = {name: [] for name in contestants if name not in left_out}
     disagreements: list[str] = []
     for number in range(rounds + 1):
+        counts = number > 0 or rounds == 0
         taking_part = [name for name in measured if name not in left_out]
         first = number % len(taking_part) if taking_part else 0
         this_round: dict[str, Measurement] = {}
@@ -81,11 +85,11 @@ def run_workload(
                 settings=settings,
             )
             try:
-                this_round[name] = launch(task, timeout_s=timeout_s, watches_memory=workload.watches_memory and number > 0)
+                this_round[name] = launch(task, timeout_s=timeout_s, watches_memory=workload.watches_memory and counts)
             except LaunchError as error:
                 left_out[name] = str(error)
         disagreements += [text for text in differences(this_round, num_records) if text not in disagreements]
-        if number > 0:
+        if counts:
             for name, measurement in this_round.items():
                 measured[name].append(measurement)
     rows = [summarize(name, found) for name, found in measured.items() if found and name not in left_out]

@@ -155,7 +155,7 @@ def test_work_is_a_function_of_the_index(make: Callable[[], Work]) -> None:
 def test_texts_are_tokenized_whole(tmp_path_factory: pytest.TempPathFactory) -> None:
     pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("texts")
-    prepare_texts(folder)
+    prepare_texts(folder, num_bytes=200_000, vocabulary=1000)
     work = Texts(num_records=4, batch_size=2, folder=str(folder))
     samples = [work.sample(work.record(index)) for index in range(2)]
     batch = work.collate(samples)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTESTANTS = "aioloader,dataloader-iterable,grain,serial,nothing"
+CONTESTANTS = "aioloader,dataloader-iterable,grain,nothing"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -49,11 +49,3 @@ def test_each_way_of_measuring_gives_its_numbers(tmp_path: Path, workload: str, 
     assert {"machine", "versions", "date"} <= found.keys()
     assert f"{workload}: " in text
     assert "aioloader " in text
-
-
-def test_real_text_is_tokenized_alike_by_all(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
-    _, found = bench(tmp_path, "--workloads", "tokenizer", "--contestants", "aioloader,dataloader-map,serial", "--scale", "0.2")
-    (result,) = found["workloads"]
-    assert len(result["rows"]) == 3
-    assert result["disagreements"] == []

@@ -264,7 +264,7 @@ def test_many_blocks_that_wait_for_a_slow_trainer_need_no_descriptors() -> None:
     with at_most_open_files(128), Loader(range(400), preprocess=large, batch=FixedBatch(1), collate=collate, **PROCESSES) as loader:
         iterator = iter(loader)
         first = next(iterator)
-        while loader.stats()["stages"]["preprocess"]["items"] < 400:
+        while loader.stats()["stages"]["preprocess"]["count"] < 400:
             time.sleep(0.05)
         assert all(num_open_files(pid) < 40 for pid in loader.stats()["worker_pids"])
         assert [int(batch["x"][0, 0]) for batch in (first, *iterator)] == list(range(400))
@@ -284,6 +284,18 @@ def program(text: str) -> str:
     return textwrap.dedent(PREAMBLE) + textwrap.dedent(text)
 
 
+@contextlib.contextmanager
+def started_program(source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program in a process group of its own; it is killed if the block leaves it running."""
+    command = [sys.executable, "-c", source, *arguments]
+    main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+    with main:
+        try:
+            yield main
+        finally:
+            main.kill()
+
+
 def descendants() -> set[int]:
     return {pid for pid, _ in resources().processes}
 
@@ -298,8 +310,7 @@ def test_ctrl_c() -> None:
                     print("running", flush=True)
     """)
     before = descendants()
-    command = [sys.executable, "-c", source]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as main:
+    with started_program(source) as main:
         assert main.stdout is not None
         assert main.stdout.readline() == "running\n"
         started = descendants() - before
@@ -341,8 +352,10 @@ def test_ctrl_c_at_any_moment_of_the_start() -> None:
 def test_a_killed_trainer_takes_everything_along(tmp_path: Path) -> None:
     """Two loaders run; the workers of the second are in endless loops."""
     source = program("""
+        marker = sys.argv[1]
+
         def endless(number):
-            open(sys.argv[1], "w").close()
+            open(marker, "w").close()
             while True:
                 pass
 
@@ -352,14 +365,13 @@ def test_a_killed_trainer_takes_everything_along(tmp_path: Path) -> None:
 
         first, second, third = iter(make(workers=2)), iter(make(preprocess=endless, workers=2)), iter(make(forever, workers=1))
         next(first)
-        while not os.path.exists(sys.argv[1]):
+        while not os.path.exists(marker):
             time.sleep(0.01)
         print("running", flush=True)
         time.sleep(60)
     """)
     before = descendants()
-    command = [sys.executable, "-c", source, str(tmp_path / "endless")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as main:
+    with started_program(source, str(tmp_path / "endless")) as main:
         assert main.stdout is not None
         assert main.stdout.readline() == "running\n"
         started = descendants() - before
@@ -387,8 +399,7 @@ def test_a_source_that_blocks_for_ever_does_not_hold_up_the_exit(host: str) -> N
         asyncio.run(main())
         print("returned", flush=True)
     """)
-    command = [sys.executable, "-c", source, host]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as main:
+    with started_program(source, host) as main:
         assert main.stdout is not None
         assert [main.stdout.readline() for _ in range(2)] == ["cancelled\n", "returned\n"]
         started = time.monotonic()
@@ -416,7 +427,7 @@ def test_jobs_that_start_together_do_not_meet() -> None:
     """K45."""
     source = program("""
         first = int(sys.argv[1])
-        for _ in range(4):
+        for _ in range(2):
             with make(range(first, first + 40), preprocess=lambda number: number, workers=2) as loader:
                 assert [n for batch in loader for n in batch["x"].tolist()] == list(range(first, first + 40))
         print("done")
