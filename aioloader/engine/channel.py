@@ -160,7 +160,7 @@ def decode_batch(frame: Frame, views: SegmentViews, on_release: Callable[[int], 
 def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:
     """Return the fields that are no arrays as bytes; classes of the user's main module are known to cloudpickle only."""
     try:
-        return pickle.dumps(fields)
+        return pickle.dumps(fields, protocol=5)  # older ones change the byte order of arrays
     except Exception:  # noqa: BLE001 - a foreign __reduce__ may raise anything; tried again below
         pass
     try:

@@ -128,6 +128,10 @@ class Host:
     def close(self) -> None:
         """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
         self._wire.close()
+        for frame in self._early:  # received while waiting for something else, and never opened
+            for descriptor in frame.descriptors:
+                os.close(descriptor)
+        self._early.clear()
         if self._zygote is not None:
             self._zygote.close()
         if self._thread is not None and self._owner_pid == os.getpid() and self._thread is not threading.current_thread():

@@ -22,7 +22,7 @@ from aioloader.pools.progress import ProgressPage
 from aioloader.pools.recovery import Blame, RecoveryOptions, RestartBudget, join_blocks, split_chunk
 from aioloader.pools.runner import describe_failure
 from aioloader.pools.transport import decode, encode, write
-from aioloader.pools.worker import BLOCK, CHUNK
+from aioloader.pools.worker import BLOCK, CHUNK, pack
 from aioloader.runtime.segments import SegmentViews
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.spawn import ForkClient, describe_exit
@@ -57,7 +57,7 @@ class ProcessPool:
     async def start(self, tasks: TaskGroup) -> None:
         """Fork the workers; returns when all are started. Their receivers run in `tasks`. What fails here is raised by `run`."""
         try:
-            failure = await self._forks.prepare(self._preprocess)
+            failure = await self._forks.prepare(pack(self._preprocess))
             if failure is not None:
                 self._fail(
                     ConfigError(

@@ -124,6 +124,11 @@ class LazySeeding:
         self._numpy_is_fresh = True
         self._torch_generator: Any = None
 
+    def use(self, seed: int) -> None:
+        """Take another seed of the run."""
+        self._seed = seed
+        self._key = (seed, *self._key[1:])
+
     def install(self) -> None:
         """Wrap `random` now, and the others now or at the end of their import."""
         _wrap_functions(random, random._inst, self._refresh_random)

@@ -25,7 +25,7 @@ from aioloader.runtime.moving import dumps
 from aioloader.runtime.segments import Arena
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "main"]
+__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "Prepared", "main", "pack"]
 
 CHUNK = 1  # from the engine; brings along which segments are free again
 BLOCK = 11  # from the worker
@@ -33,13 +33,48 @@ BLOCK = 11  # from the worker
 INLINE_BYTES = 1 << 16  # below this a copy through the socket is cheaper than a segment's bookkeeping
 
 
-def main(payload: bytes, descriptors: Sequence[int], prepared: Preprocess) -> None:
+class Prepared(NamedTuple):
+    """What a worker begins with; made in the zygote, before the fork."""
+
+    preprocess: Preprocess
+    seeding: LazySeeding
+
+
+def pack(preprocess: bytes) -> bytes:
+    """Return what the zygote is to unpickle for workers: it wraps the random generators, then loads `preprocess`.
+
+    What the user's modules import by name from `random` or `numpy.random` is then wrapped too.
+    """
+    return pickle.dumps(_Unpacking(preprocess))
+
+
+class _Unpacking:
+    def __init__(self, preprocess: bytes) -> None:
+        self._preprocess = preprocess
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack, (self._preprocess,)
+
+
+def _unpack(preprocess: bytes) -> Prepared:
+    global _seeding
+    if _seeding is None:
+        _seeding = LazySeeding(0)
+        _seeding.install()
+    prepared: Preprocess = pickle.loads(preprocess)
+    _seeding.use(prepared.seed)
+    return Prepared(prepared, _seeding)
+
+
+_seeding: LazySeeding | None = None
+"""One for each process: modules that were imported once keep what they took from it."""
+
+
+def main(payload: bytes, descriptors: Sequence[int], prepared: Prepared) -> None:
     """Entry of a worker process: `descriptors` are its socket, progress page and stack file, `prepared` was unpickled by the zygote."""
-    seeding = LazySeeding(prepared.seed)
-    seeding.install()
     progress = ProgressPage(descriptors[1])
     faulthandler.register(signal.SIGUSR1, file=descriptors[2], all_threads=True)  # how the engine asks where this worker stands
-    _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(prepared, seeding, progress.begin_record), progress).serve()
+    _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(*prepared, progress.begin_record), progress).serve()
 
 
 class _Job(NamedTuple):

@@ -24,8 +24,8 @@ def head(facts: dict[str, Any]) -> str:
             f"machine   {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
             f"load before {machine['load_before']}",
             f"versions  {', '.join(f'{name} {version}' for name, version in versions.items())}",
-            f"workers   {facts['workers']}; fresh process for each run; contestants by turns; medians over rounds: {facts['rounds']}"
-            f"{'; QUICK: sizes too small for numbers to believe' if facts['is_quick'] else ''}",
+            f"workers   {facts['workers']}; fresh process for each run; contestants by turns; "
+            f"{facts['rounds'] or 'no'} timed rounds after a checked one{'; QUICK: numbers not to believe' if facts['is_quick'] else ''}",
         ]
     )
 
