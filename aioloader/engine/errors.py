@@ -5,10 +5,10 @@ from __future__ import annotations
 import traceback
 
 from aioloader.engine.assembler import Stamps
-from aioloader.errors import AioLoaderError, PreprocessError, SourceError, WorkerError
+from aioloader.errors import AioLoaderError, BatchError, PreprocessError, SourceError, WorkerError
 from aioloader.pools.chunk import Failure
 
-__all__ = ["preprocess_error", "source_error", "with_records"]
+__all__ = ["batching_error", "preprocess_error", "source_error", "with_records"]
 
 
 def source_error(error: BaseException) -> AioLoaderError:
@@ -17,6 +17,15 @@ def source_error(error: BaseException) -> AioLoaderError:
         return error
     text = "".join(traceback.format_exception(error))
     wrapped = SourceError(f"the upstream failed: {type(error).__name__}: {error}", remote_traceback=text)
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def batching_error(error: Exception) -> AioLoaderError:
+    """Return the error for a batching that failed."""
+    if isinstance(error, AioLoaderError):
+        return error
+    wrapped = BatchError(f"the batching strategy failed: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
 

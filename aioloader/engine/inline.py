@@ -12,13 +12,12 @@ from anyio.from_thread import start_blocking_portal
 
 from aioloader.engine.assembler import Assembler, Turn
 from aioloader.engine.attempt import Attempt
-from aioloader.engine.errors import source_error
+from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.output import Ready, collate
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
-from aioloader.errors import AioLoaderError
 from aioloader.pools.chunk import Block
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.pools.runner import Preprocess, Runner
@@ -76,6 +75,9 @@ class InlinePass:
                     while len(queue):
                         yield from self._process(queue, epoch)
             except _ReadError as error:
+                stamper.release(queue)
+                while len(queue):
+                    yield from self._process(queue, epoch)
                 yield from self._collated(self._assembler.end_early())
                 raise source_error(error.cause) from error.cause.__cause__
 
@@ -102,8 +104,8 @@ class InlinePass:
         while error is None:
             try:
                 turn = next(turns, None)
-            except AioLoaderError as failure:
-                error = failure
+            except Exception as failure:  # noqa: BLE001 - a batching may be the user's own
+                error = batching_error(failure)
                 break
             if turn is None:
                 break

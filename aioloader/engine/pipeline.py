@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from aioloader.engine.assembler import Assembler, Stamps, Turn
 from aioloader.engine.attempt import Attempt
 from aioloader.engine.chunking import MAX_BUFFER, BufferLimit, ChunkSize
-from aioloader.engine.errors import source_error
+from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.heap import OrderedHeap
 from aioloader.engine.output import Ready, collate
 from aioloader.engine.plan import Plan, Run
@@ -181,6 +181,8 @@ class Pipeline:
                     at, span = await reading.read(taken)
                 except BaseException:
                     slots.drop(taken)
+                    slots.hold(-stamper.release(self._queue))
+                    self._queued.notify()
                     raise
                 finally:
                     self._is_reading = False
@@ -290,8 +292,8 @@ class Pipeline:
         while True:
             try:
                 turn = next(turns, None)
-            except AioLoaderError as error:
-                return error
+            except Exception as error:  # noqa: BLE001 - a batching may be the user's own
+                return batching_error(error)
             finally:
                 self.budget.changed()
             if turn is None:

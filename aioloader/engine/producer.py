@@ -100,10 +100,16 @@ class Stamper:
             else:
                 queue.add(lane, seq, record_id, record)
             if self._even and self.position % self._lanes.num_lanes == 0:
-                for row in self.held:
-                    queue.add(*row)
-                self.held.clear()
+                self.release(queue)
         return passed
+
+    def release(self, queue: Queue) -> int:
+        """Add the records that were held back, also of an incomplete block: what comes before a failure is delivered. Return how many."""
+        num_released = len(self.held)
+        for row in self.held:
+            queue.add(*row)
+        self.held.clear()
+        return num_released
 
 
 class _Entry(NamedTuple):

@@ -261,7 +261,10 @@ def test_many_blocks_that_wait_for_a_slow_trainer_need_no_descriptors() -> None:
         time.sleep(0.005)
         return np.full(20_000, number, np.int32)
 
-    with at_most_open_files(128), Loader(range(400), preprocess=large, batch=FixedBatch(1), collate=collate, **PROCESSES) as loader:
+    with (
+        at_most_open_files(128),
+        Loader(range(400), preprocess=large, batch=FixedBatch(1), collate=collate, buffer_size=500, **PROCESSES) as loader,
+    ):
         iterator = iter(loader)
         first = next(iterator)
         while loader.stats()["stages"]["preprocess"]["count"] < 400:

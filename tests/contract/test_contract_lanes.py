@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aioloader import FixedBatch, Loader, Mesh, Pack, PretrainCollator, ResumeError
+from aioloader import BatchError, FixedBatch, Loader, Mesh, Pack, PretrainCollator, ResumeError, SourceError
 from tests.contract.cases import INLINE, PROCESSES, THREADS, Options, collate, documents, drain, name_of, numbers, some_or_many
 
 BATCHINGS: dict[str, Options] = {
@@ -116,3 +117,47 @@ def test_a_rank_whose_lane_fails_still_delivers_what_came_before() -> None:
     assert sorted(delivered) == [number for number in range(21) if number % 2 and number not in (20, 21)]
     assert error is not None
     assert "record sequence[21]" in str(error)
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS], ids=name_of)
+def test_what_comes_before_a_failing_upstream_is_delivered_also_of_an_incomplete_block(options: Options) -> None:
+    def fails_at_6() -> Iterator[int]:
+        yield from range(6)
+        raise OSError("gone")
+
+    with Loader(fails_at_6, batch=FixedBatch(1), collate=collate, mesh=Mesh(), lanes=4, **options) as loader:
+        delivered, error = drain(loader)
+    assert delivered == list(range(6))
+    assert isinstance(error, SourceError)
+
+
+class Broken:
+    """A user's own batching with a mistake in it."""
+
+    def __init__(self) -> None:
+        self._inner = FixedBatch(1).start()
+
+    def start(self) -> Any:
+        return Broken()
+
+    def fingerprint(self) -> Any:
+        return {"kind": "Broken"}
+
+    def push(self, item: Any) -> Any:
+        if item.seq == 3:
+            raise ZeroDivisionError("a mistake")
+        return self._inner.push(item)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "push_run":
+            raise AttributeError(name)
+        return getattr(self.__dict__["_inner"], name)
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS], ids=name_of)
+def test_a_mistake_in_a_batching_of_the_users_own(options: Options) -> None:
+    with Loader(range(9), batch=Broken(), collate=collate, **options) as loader:
+        delivered, error = drain(loader)
+    assert delivered == [0, 1, 2]
+    assert isinstance(error, BatchError)
+    assert isinstance(error.__cause__, ZeroDivisionError)
