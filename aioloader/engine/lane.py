@@ -68,6 +68,7 @@ class Lane:
     def __init__(self, number: int, batching: Batching, state: Json, *, keep_partial: bool) -> None:
         self.number = number
         self._batcher = batching.start()
+        self._run_batcher = self._batcher if isinstance(self._batcher, RunBatcher) else None
         self._keep_partial = keep_partial
         self._epoch = int(state["epoch"])
         self._seq = int(state["seq"])
@@ -93,14 +94,14 @@ class Lane:
     @property
     def takes_runs(self) -> bool:
         """Return whether `take_run` may be called: the batcher can, and is not waiting for the items of a saved buffer."""
-        return self._refs is None and isinstance(self._batcher, RunBatcher)
+        return self._refs is None and self._run_batcher is not None
 
     def take_run(self, seqs: Sequence[int], records: Sequence[RecordId], samples: Sequence[Sample]) -> Iterator[LaneBatch]:
         """Take consecutive records that gave one sample each: the same as `take` for each of them."""
-        assert isinstance(self._batcher, RunBatcher)
+        assert self._run_batcher is not None
         items = list(map(Item, samples, seqs, repeat(0), records))
         done = 0
-        for group, taken in self._batcher.push_run(items):
+        for group, taken in self._run_batcher.push_run(items):
             self._count_run(taken - done)
             self._seq, done = seqs[taken - 1] + 1, taken
             yield self._batch(group)
