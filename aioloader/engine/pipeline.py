@@ -104,7 +104,6 @@ class Pipeline:
         self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER)
         self.budget = Budget(self._limit.after(0, 0, self._chunk_size.records))
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial)
-        self._room = anyio.Semaphore(pool.capacity)
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()
         self._queue = Queue()
@@ -133,7 +132,8 @@ class Pipeline:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._produce)
-                tasks.start_soon(self._offload, tasks)
+                for _ in range(self._pool.capacity):
+                    tasks.start_soon(self._offload)
                 if self._plan.stall_timeout_s is not None:
                     tasks.start_soon(self._watch, self._plan.stall_timeout_s, tasks)
                 try:
@@ -206,17 +206,17 @@ class Pipeline:
         while len(self._queue):
             await self._queued.wait()
 
-    async def _offload(self, tasks: TaskGroup) -> None:
+    async def _offload(self) -> None:
+        """Take chunks from the queue to the pool, one after another; as many of these run as the pool takes chunks."""
         while True:
-            await self._room.acquire()
             while not len(self._queue):
                 await self._queued.wait()
             stamps, chunk = self._queue.cut(self._epoch, self._chunk_size.records)
             index = self._next_index
             self._next_index += len(chunk.records)
-            tasks.start_soon(self._process, index, stamps, chunk)
             if not len(self._queue):
                 self._queued.notify()
+            await self._process(index, stamps, chunk)
 
     async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
         attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
@@ -224,14 +224,14 @@ class Pipeline:
         self._num_running += 1
         try:
             while (step := attempt.step()) is not None:
-                await anyio.sleep(step.delay_s)
+                if step.delay_s:
+                    await anyio.sleep(step.delay_s)
                 try:
                     attempt.ran(await self._pool.run(step.chunk))
                 except AioLoaderError as error:
                     attempt.lost(error)
         finally:
             self._num_running -= 1
-            self._room.release()
         block = attempt.block
         self._stages.preprocess.add(block.outcome.num_done, block.service_s, time.perf_counter() - started - block.service_s)
         self._chunk_size.observe(block.outcome.num_done, block.service_s)

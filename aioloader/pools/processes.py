@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -108,7 +109,7 @@ class ProcessPool:
             except BaseException:
                 worker.returned.extend(returned)  # cancelled before anything was sent
                 raise
-            await pending.done.wait()
+            await pending.done
         finally:
             worker.pending.pop(number, None)
             self._notify()
@@ -260,7 +261,7 @@ class ProcessPool:
             except Exception as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
                 outcome = Outcome(0, [], [], describe_failure(error))
             pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes)
-            pending.done.set()
+            pending.finish()
         worker.last_block_ns = time.monotonic_ns()
 
     def _returner(self, worker: _Worker) -> Callable[[int], None]:
@@ -279,12 +280,17 @@ class _Pending:
     """A chunk that a worker holds."""
 
     def __init__(self) -> None:
-        self.done = anyio.Event()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent_ns = time.monotonic_ns()
         self.block: Block | None = None
         self.death: WorkerError | None = None
         self.running: int | None = None
         """Index of the record that was running when the worker died, None if it had not begun this chunk."""
+
+    def finish(self) -> None:
+        """Wake the caller, if it still waits."""
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class _Worker:
@@ -335,7 +341,7 @@ class _Worker:
         for number, pending in self.pending.items():
             pending.death = error
             pending.running = place.record_index if place is not None and place.number == number else None
-            pending.done.set()
+            pending.finish()
 
     def close(self) -> None:
         """Let go of the worker; its memory stays valid where it is still viewed."""

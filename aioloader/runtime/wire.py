@@ -179,11 +179,19 @@ class Wire:
         """Send one frame, waiting for room in the event loop. A frame once begun is finished even when cancelled."""
         if self._send_lock is None:
             self._send_lock = anyio.Lock()
-        async with self._send_lock:
-            outgoing = _Outgoing(kind, meta, body, descriptors)
+        outgoing = _Outgoing(kind, meta, body, descriptors)
+        if not self._send_lock.locked() and self._try_send(outgoing):
+            return  # as nearly always: the lock alone would cost a round of the event loop
+        if outgoing.begun:
+            self._send_lock.acquire_nowait()
+        else:
+            await self._send_lock.acquire()
+        try:
             while not self._try_send(outgoing):
                 with anyio.CancelScope(shield=outgoing.begun):  # half a frame would break the stream for good
                     await self._wait(anyio.wait_writable)
+        finally:
+            self._send_lock.release()
 
     async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
         """Wait in the event loop, until this end is ready or closed."""
