@@ -5,20 +5,26 @@ Light on purpose: the engine's processes import it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aioloader.errors import AioLoaderError
+from aioloader.pools.rng import record_rng
 from aioloader.state import function_fingerprint
+
+BAD = 15
+"""The record at which `bad_at_15` fails."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,3 +138,103 @@ def wait_until_dead(pids: Iterable[int], timeout_s: float) -> list[int]:
     while (left := [pid for pid in left if is_alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
+
+
+def as_list(samples: list[Any]) -> dict[str, Any]:
+    return {"samples": samples}
+
+
+def bad_at_15(number: int) -> int:
+    if number == BAD:
+        raise ValueError(f"record {number} is bad")
+    return number
+
+
+class Numbers:
+    """An asynchronous upstream."""
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for number in range(30):
+            await asyncio.sleep(0.001)
+            yield number
+
+
+def draw(number: int) -> dict[str, Any]:
+    """Draw from all generators but torch's."""
+    return {
+        "number": number,
+        "random": random.random(),
+        "gauss": random.gauss(0, 1),
+        "shuffle": random.sample(range(100), 3),
+        "numpy": int(np.random.randint(0, 2**31)),
+        "normal": np.random.normal(size=2).tolist(),
+        "own": int(record_rng().integers(2**31)),
+    }
+
+
+def draw_torch(number: int) -> Any:
+    """Draw from torch's generator, imported by the first record."""
+    import torch
+
+    return tuple(torch.rand(2).tolist())
+
+
+def draw_numpy(number: int) -> dict[str, Any]:
+    return {"number": number, "numpy": int(np.random.randint(0, 2**31))}
+
+
+def large(number: int) -> Any:
+    return np.full((512, 512), number, np.float32)
+
+
+def stack(samples: list[Any]) -> dict[str, Any]:
+    return {"image": np.stack(samples), "small": np.arange(len(samples))}
+
+
+class ReusedBuffer:
+    """A collator that saves allocations."""
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros((2, 10_000), np.int32)
+
+    def __call__(self, samples: list[int]) -> dict[str, Any]:
+        self.buffer[:] = np.array(samples)[:, None]
+        return {"x": self.buffer, "first": self.buffer[:, 0], "strided": self.buffer[:, ::5000]}
+
+
+def zoo(number: int) -> dict[str, Any]:
+    """One of everything."""
+    import torch
+
+    generator = torch.Generator().manual_seed(number)
+    base = np.arange(48, dtype=np.int16).reshape(6, 8) + number
+    return {
+        "bfloat16": torch.randn(3, 5, generator=generator).to(torch.bfloat16),
+        "float16": torch.randn(4, generator=generator).to(torch.float16),
+        "bool": torch.tensor([True, False, number % 2 == 0]),
+        "scalar": torch.tensor(number * 1.5),
+        "empty": torch.empty(0, 7),
+        "transposed": torch.arange(12).reshape(3, 4).t(),
+        "complex": torch.tensor([1 + 2j, number]),
+        "ragged": torch.arange(number + 1),
+        "needs_grad": torch.ones(2, requires_grad=True),
+        "np_bool": np.array([number % 3 == 0, True]),
+        "np_scalar": np.float32(number),
+        "np_zero_d": np.array(number, dtype=np.uint16),
+        "np_empty": np.empty((0, 3), np.float64),
+        "np_strided": base[::2, ::-3],
+        "np_fortran": np.asfortranarray(base),
+        "np_big_endian": np.array([number, 2], dtype=">i4"),
+        "np_text": np.array(["a", "bcd" * number]),
+        "np_objects": np.array([None, "x", number], dtype=object),
+        "np_dates": np.array(["2020-01-01", "2021-02-03"], dtype="datetime64[D]"),
+        "np_records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        "read_only": np.frombuffer(bytes(range(8)), np.uint8),
+        "text": f"text {number} \N{GREEK SMALL LETTER ALPHA}",
+        "bytes": bytes(range(number)),
+        "number": number,
+        "huge": 10**40 + number,
+        "none": None,
+        "nested": {"a": {"b": [np.arange(3), {"c": torch.zeros(2)}]}, 7: (number, [number])},
+        "set": {1, 2, number},
+    }

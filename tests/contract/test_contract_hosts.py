@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,8 +18,10 @@ from tests.contract.cases import (
     PROCESSES,
     THREAD_HOST,
     THREADS,
+    Numbers,
     Options,
     all_facts,
+    bad_at_15,
     collate,
     documents,
     drain,
@@ -33,12 +34,6 @@ from tests.contract.cases import (
 
 def make(**options: Any) -> Loader:
     return Loader(documents(40), preprocess=some_or_many, batch=Pack(16, rows=2), collate=PretrainCollator(), **options)
-
-
-def bad_at_15(number: int) -> int:
-    if number == 15:
-        raise ValueError("record 15 is bad")
-    return number
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +87,6 @@ async def test_one_iterator_for_both_ways(options: Options, reference: list[tupl
         with pytest.raises(StopAsyncIteration):
             await anext(iterator)
     assert mixed == reference
-
-
-class Numbers:
-    """An asynchronous upstream."""
-
-    async def __aiter__(self) -> AsyncIterator[int]:
-        for number in range(30):
-            await asyncio.sleep(0.001)
-            yield number
 
 
 @pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
@@ -178,14 +164,13 @@ async def test_batches_that_are_always_ready_leave_room_for_other_tasks(options:
 
 
 async def test_closing_wakes_a_task_that_waits() -> None:
-    def never(number: int) -> int:
-        if number == 8:
-            time.sleep(1.5)
+    def all_but_the_first_never(number: int) -> int:
+        time.sleep(60 if number else 0)
         return number
 
-    async with Loader(range(9), preprocess=never, batch=FixedBatch(4), collate=collate, end="pad", **THREAD_HOST) as loader:
+    async with Loader(range(9), preprocess=all_but_the_first_never, batch=FixedBatch(1), collate=collate, **THREAD_HOST) as loader:
         iterator = aiter(loader)
-        assert numbers([await anext(iterator), await anext(iterator)]) == list(range(8))
+        assert numbers([await anext(iterator)]) == [0]
         waiting = asyncio.ensure_future(anext(iterator))
         await asyncio.sleep(0.05)
         loader.close()

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from aioloader import FixedBatch, Loader, PreprocessError
-from tests.contract.cases import INLINE, PROCESSES, ROOT, THREADS, Options, collate, drain, name_of, numbers
+from tests.contract.cases import INLINE, PROCESSES, ROOT, THREADS, Options, as_list, collate, drain, name_of, numbers
 
 HOSTS = pytest.mark.parametrize("options", [INLINE, THREADS, PROCESSES], ids=name_of)
-
-
-def as_list(samples: list[Any]) -> dict[str, Any]:
-    return {"samples": samples}
 
 
 @HOSTS
@@ -117,7 +113,7 @@ def test_worker_init_makes_the_second_argument_once_per_worker(options: Options)
     for _, made_in, number in samples:
         uses.setdefault(made_in, []).append(number)
     assert 1 <= len(uses) <= max(1, options["workers"])
-    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in uses.values()), "one object per worker, and in record order"
+    assert all(sorted(numbers) == list(range(1, len(numbers) + 1)) for numbers in uses.values()), "one object per worker"
 
 
 class Multiply:
@@ -173,13 +169,14 @@ with Loader(range(6), preprocess=preprocess, batch=FixedBatch(3), collate=collat
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("way", ["script", "-c", "stdin"])
-def test_functions_and_classes_of_a_main_module_without_a_guard(way: str, tmp_path: Path) -> None:
+def test_functions_and_classes_of_a_main_module_without_a_guard(tmp_path: Path) -> None:
+    """`python train.py`, `python -c program`, `python - < program`, side by side."""
     script = tmp_path / "train.py"
     script.write_text(MAIN_PROGRAM)
-    command = {"script": [str(script)], "-c": ["-c", MAIN_PROGRAM], "stdin": ["-"]}[way]
-    done = subprocess.run(
-        [sys.executable, *command], input=MAIN_PROGRAM if way == "stdin" else "", capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == ["started", "[0, 7, 14] True", "[21, 28, 35] True"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    ways = (["train.py"], ["-c", MAIN_PROGRAM], ["-"])
+    programs = [subprocess.Popen([sys.executable, *(str(script) if part == "train.py" else part for part in way)], **pipes) for way in ways]
+    for way, program in zip(ways, programs, strict=True):
+        output, errors = program.communicate(MAIN_PROGRAM if way == ["-"] else "", timeout=50)
+        assert errors == "", way
+        assert output.splitlines() == ["started", "[0, 7, 14] True", "[21, 28, 35] True"], way

@@ -12,7 +12,20 @@ import pytest
 import torch
 
 from aioloader import FixedBatch, Loader, record_rng
-from tests.contract.cases import EVERY_HOST, INLINE, PROCESSES, ROOT, THREAD_HOST, Options, name_of, run_script
+from tests.contract.cases import (
+    EVERY_HOST,
+    INLINE,
+    PROCESSES,
+    ROOT,
+    THREAD_HOST,
+    Options,
+    as_list,
+    draw,
+    draw_numpy,
+    draw_torch,
+    name_of,
+    run_script,
+)
 
 GLOBAL_HOSTS: list[Options] = [
     INLINE,
@@ -21,29 +34,6 @@ GLOBAL_HOSTS: list[Options] = [
     {**PROCESSES, "workers": 4, "buffer_size": 5},
 ]
 """Where the global generators belong to the record: threads share them, and have `record_rng` instead."""
-
-
-def draw(number: int) -> dict[str, Any]:
-    import torch
-
-    return {
-        "number": number,
-        "random": random.random(),
-        "gauss": random.gauss(0, 1),
-        "shuffle": random.sample(range(100), 3),
-        "numpy": int(np.random.randint(0, 2**31)),
-        "normal": np.random.normal(size=2).tolist(),
-        "torch": torch.rand(2).tolist(),
-        "own": int(record_rng().integers(2**31)),
-    }
-
-
-def draw_numpy(number: int) -> dict[str, Any]:
-    return {"number": number, "numpy": int(np.random.randint(0, 2**31))}
-
-
-def as_list(samples: list[Any]) -> dict[str, Any]:
-    return {"samples": samples}
 
 
 def draws(loader: Loader) -> list[Any]:
@@ -74,8 +64,15 @@ def test_records_epochs_and_seeds_differ(two_epochs: list[list[Any]]) -> None:
     for name in ("random", "gauss", "numpy", "own"):
         values = [sample[name] for samples in (first, second, other_seed) for sample in samples]
         assert len(set(values)) == 3 * 64, name
-    torch_values = [tuple(sample["torch"]) for samples in (first, second, other_seed) for sample in samples]
-    assert len(set(torch_values)) == 3 * 64
+
+
+def test_torch_draws_the_same_too() -> None:
+    results = []
+    for options in (INLINE, {**PROCESSES, "workers": 2}):
+        with make(draw_torch, **options) as loader:
+            results.append([draws(loader), draws(loader)])
+    assert results[0] == results[1]
+    assert len({value for samples in results[0] for value in samples}) == 128
 
 
 def test_workers_do_not_inherit_one_numpy_state() -> None:
