@@ -20,8 +20,9 @@ def stand_still_at_20(number: int) -> int:
 
 @pytest.mark.parametrize("options", [PROCESSES, SIDECAR_THREADS], ids=name_of)
 def test_a_stalled_worker_is_named_with_its_stack(options: Options) -> None:
+    """With room for two records in flight each travels alone, so that none shares the fate of the one that stands still."""
     stall: Options = {"stall_timeout_s": 2.0, "raise_on_stall": True}
-    with Loader(range(60), preprocess=stand_still_at_20, batch=FixedBatch(1), collate=collate, buffer_size=4, **stall, **options) as loader:
+    with Loader(range(60), preprocess=stand_still_at_20, batch=FixedBatch(1), collate=collate, buffer_size=2, **stall, **options) as loader:
         delivered, error = drain(loader)
     assert delivered == list(range(20))
     assert isinstance(error, StallError)
