@@ -100,6 +100,7 @@ class InlinePass:
             attempt.ran(Block(outcome, "inline", 0.0))
         outcome, error = attempt.block.outcome, attempt.error
         self._stages.preprocess.add(outcome.num_done, time.perf_counter() - started)
+        self._stages.order.add(1, 0.0)
         turns = self._assembler.take(stamps, outcome)
         while error is None:
             try:
@@ -125,6 +126,7 @@ class InlinePass:
         started = time.perf_counter()
         ready = collate(turn, self._plan.collate, self._progress.state_after(turn))
         self._stages.batch.add(len(ready.records), time.perf_counter() - started)
+        self._stages.bridge.add(1, 0.0)
         self._progress.num_delivered += 1
         return ready
 

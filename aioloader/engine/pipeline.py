@@ -115,7 +115,6 @@ class Pipeline:
         self._is_reading = False
         self._is_collating = False
         self._num_running = 0
-        self._num_ordered = 0
         self._collate_s = 0.0
         self._collate_thread: CallThread | None = None
 
@@ -272,7 +271,7 @@ class Pipeline:
             started = time.perf_counter()
             await self._arrived.wait()
             self._stages.order.add_wait(time.perf_counter() - started)
-        self._num_ordered += 1
+        self._stages.order.add(1, 0.0)
         return entry
 
     async def _finish_epoch(self, entry: _EpochEnd) -> Json | None:
@@ -301,7 +300,9 @@ class Pipeline:
             await self._hand_over(turn)
 
     async def _hand_over(self, turn: Turn) -> None:
+        started = time.perf_counter()
         await self._sink.room()
+        self._stages.bridge.add(1, 0.0, time.perf_counter() - started)
         started = time.perf_counter()
         self._is_collating = True
         state = self._progress.state_after(turn)
@@ -335,7 +336,7 @@ class Pipeline:
 
     def _facts(self) -> Facts:
         return Facts(
-            progress=(self._stages.source.count, self._num_ordered, self._progress.num_delivered),
+            progress=(self._stages.source.count, self._stages.order.count, self._progress.num_delivered),
             is_consumer_bound=not self._sink.has_room,
             is_reading=self._is_reading,
             num_running=self._num_running,

@@ -230,3 +230,12 @@ def test_a_closed_loader_says_so() -> None:
         next(iterator)
     with pytest.raises(ClosedError, match="expected an open loader, got one that was closed; make a new one"):
         iter(loader)
+
+
+@pytest.mark.parametrize("options", [INLINE, THREADS, PROCESSES], ids=name_of)
+def test_every_stage_counts_what_passes_it(options: Options) -> None:
+    with Loader(range(20), batch=FixedBatch(4), collate=collate, **options) as loader:
+        assert len(list(loader)) == 5
+        counts = {name: stage["count"] for name, stage in loader.stats()["stages"].items()}
+    assert counts.pop("order") > 0
+    assert counts == {"source": 20, "preprocess": 20, "batch": 20, "bridge": 5}
