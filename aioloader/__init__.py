@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aioloader.batching import FixedBatch, Pack
     from aioloader.bridge.batch import Batch, SampleInfo
-    from aioloader.collate import PretrainCollator, SftCollator
+    from aioloader.collate import PretrainCollator, SftCollator, StackCollator
     from aioloader.errors import (
         AioLoaderError,
         BatchError,
@@ -56,6 +56,7 @@ _HOME = {
     "SequenceSource": "sources",
     "SftCollator": "collate",
     "SourceError": "errors",
+    "StackCollator": "collate",
     "StallError": "errors",
     "StepReport": "training",
     "SynchronizationError": "errors",
@@ -90,6 +91,7 @@ __all__ = [
     "SequenceSource",
     "SftCollator",
     "SourceError",
+    "StackCollator",
     "StallError",
     "StepReport",
     "SynchronizationError",

@@ -16,6 +16,7 @@ __all__ = [
     "Batcher",
     "Batching",
     "Collator",
+    "ColumnCollator",
     "Cursor",
     "Group",
     "Item",
@@ -165,7 +166,7 @@ class RunBatcher(Batcher, Protocol):
     """A batcher that takes many items at once for less than one by one costs, with the same groups."""
 
     def push_run(self, items: Sequence[Item]) -> Iterator[tuple[Group, int]]:
-        """Take items and yield each group that they complete, with the number of items taken up to it.
+        """Take items and yield each group that they complete, with the number of items taken up to it. Refuses none.
 
         Lazy: after a group, `state()` is as of the item that completed it.
         """
@@ -184,12 +185,26 @@ class Batching(Protocol):
 class Collator(Protocol):
     """Any callable from a list of samples to a dict of arrays or tensors.
 
+    One that can also work on columns has a method `collate_columns` (see `ColumnCollator`).
+
     The loader counts real tokens and padding by the first of these fields that a batch has: `attention_mask` (nonzero = real),
     `document_ids` (negative = padding), `input_ids` (all real).
     """
 
     def __call__(self, samples: list[Any], /) -> Mapping[str, Any]:
         """Return the micro-batch, one array per field."""
+
+
+@runtime_checkable
+class ColumnCollator(Collator, Protocol):
+    """A collator that saves the making of samples where all samples of a micro-batch came in columns."""
+
+    def collate_columns(self, columns: Mapping[Any, Sequence[Any]], /) -> Mapping[str, Any] | None:
+        """Return what calling it with the samples would, or None if it has to see the samples.
+
+        A column that has the attribute `pieces` (arrays to be joined along the first axis) may be returned as it is: it is
+        then copied once, straight to the trainer.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from aioloader.batching.counters import zero_counters
 from aioloader.batching.options import require_positive
 from aioloader.batching.restoring import find_item
 from aioloader.protocols import Group, Item, Json, Ref
+from aioloader.sequences import Chain, samples_of
 
 __all__ = ["FixedBatch"]
 
@@ -42,49 +43,59 @@ class FixedBatch:
 class _FixedBatcher:
     """Holds the items that have not been yielded yet, fewer than `batch_size` once `ready` is used up."""
 
-    __slots__ = ("_batch_size", "_items")
+    __slots__ = ("_batch_size", "_num_items", "_parts")
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._items: list[Item] = []
+        self._parts: list[Sequence[Item]] = []
+        self._num_items = 0
 
     def __repr__(self) -> str:
-        return f"<FixedBatch {len(self._items)}/{self._batch_size} samples>"
+        return f"<FixedBatch {self._num_items}/{self._batch_size} samples>"
 
     def push(self, item: Item) -> Iterator[Group]:
-        self._items.append(item)
-        return self.ready() if len(self._items) >= self._batch_size else iter(())
+        self._hold([item])
+        return self.ready() if self._num_items >= self._batch_size else iter(())
 
     def push_run(self, items: Sequence[Item]) -> Iterator[tuple[Group, int]]:
         at = 0
-        while (end := at + self._batch_size - len(self._items)) <= len(items):
-            group_items = [*self._items, *items[at:end]]
-            self._items, at = [], end
-            yield Group([item.sample for item in group_items], group_items, complete=True), at
-        self._items.extend(items[at:])
+        while (end := at + self._batch_size - self._num_items) <= len(items):
+            self._hold(items[at:end])
+            at = end
+            yield self._take(complete=True), at
+        self._hold(items[at:])
 
     def ready(self) -> Iterator[Group]:
-        while len(self._items) >= self._batch_size:
+        while self._num_items >= self._batch_size:
             yield self._take(complete=True)
 
     def finish(self) -> Iterator[Group]:
         yield from self.ready()
-        if self._items:
+        if self._num_items:
             yield self._take(complete=False)
 
     def counters(self) -> dict[str, int]:
         return zero_counters()
 
     def state(self) -> Json:
-        return {"refs": [[item.seq, item.sub] for item in self._items]}
+        return {"refs": [[item.seq, item.sub] for part in self._parts for item in part]}
 
     def refs(self, state: Json) -> Iterable[Ref]:
         return [(seq, sub) for seq, sub in state["refs"]]
 
     def restore(self, state: Json, items: Mapping[Ref, Item]) -> None:
-        self._items = [find_item(items, ref) for ref in self.refs(state)]
+        self._parts, self._num_items = [], 0
+        self._hold([find_item(items, ref) for ref in self.refs(state)])
+
+    def _hold(self, items: Sequence[Item]) -> None:
+        if len(items):
+            self._parts.append(items)
+            self._num_items += len(items)
 
     def _take(self, *, complete: bool) -> Group:
-        items = self._items[: self._batch_size]
-        del self._items[: self._batch_size]
-        return Group([item.sample for item in items], items, complete)
+        items = Chain.of(self._parts)
+        self._parts, self._num_items = [], 0
+        if len(items) > self._batch_size:
+            items, rest = items[: self._batch_size], items[self._batch_size :]
+            self._hold(rest)
+        return Group(samples_of(items), items, complete)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -42,10 +43,28 @@ class Batch(dict[str, Any]):
         num_tokens: Real tokens.
         num_padding: Padding tokens.
         num_targets: Tokens that the loss counts.
+        wait_s: Seconds that the trainer waited for it.
+        wait_cause: What it waited for: "source", "cpu" (the workers), "order" (a slow record before others), or "consumer": it did not
+            wait, the batch was there.
         is_filler: True for padding micro-batches that only keep ranks even; they carry no loss.
     """
 
-    def __init__(self, fields: dict[str, Any], facts: Ready | Delivered, records: Callable[[], Any], state: Callable[[], Json]) -> None:
+    __slots__ = (
+        "_base",
+        "_facts",
+        "_samples",
+        "epoch",
+        "is_filler",
+        "lane",
+        "num_padding",
+        "num_targets",
+        "num_tokens",
+        "step",
+        "wait_cause",
+        "wait_s",
+    )
+
+    def __init__(self, fields: dict[str, Any], facts: Ready | Delivered, base: dict[str, Json]) -> None:
         super().__init__(fields)
         self.step = facts.step
         self.lane = facts.lane
@@ -54,22 +73,23 @@ class Batch(dict[str, Any]):
         self.num_padding = facts.num_padding
         self.num_targets = facts.num_targets
         self.is_filler = False
+        self.wait_s = 0.0
+        self.wait_cause = "consumer"
         self._facts = facts
-        self._records = records
-        self._state = state
+        self._base = base
         self._samples: list[SampleInfo] | None = None
 
     @property
     def samples(self) -> list[SampleInfo]:
         """Return the provenance of each sample, in the order of the batch."""
         if self._samples is None:
-            rows: Iterable[tuple[RecordId, int, int]] = self._records()
+            rows = self._facts.load_records()
             self._samples = [SampleInfo(shard, row, seq, sub, self.epoch) for (shard, row), seq, sub in rows]
         return self._samples
 
     def state(self) -> Json:
         """Return the loader's state as of this batch."""
-        return self._state()
+        return {**self._base, **self._facts.state_loader()()}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """Return a copy of the batch with its tensors on `device`."""
@@ -81,27 +101,50 @@ class Batch(dict[str, Any]):
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         fields = {name: function(value) if isinstance(value, torch.Tensor) else value for name, value in self.items()}
-        return Batch(fields, self._facts, self._records, self._state)
+        return Batch(fields, self._facts, self._base)
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {_shape(value)}" for name, value in self.items())
         return f"<Batch step {self.step} lane {self.lane}, {self.num_tokens} tokens; {shapes}>"
 
 
-def to_batch(facts: Ready | Delivered) -> Batch:
-    """Return the batch with its arrays as tensors, over the same memory where that is the batch's own."""
-    is_shared = isinstance(facts, Ready)  # made in this very process: the memory may belong to the collator or to a record
-    fields = {name: _tensor(value, copy=is_shared) if isinstance(value, TensorArray) else value for name, value in facts.fields.items()}
+def to_batch(facts: Ready | Delivered, base: dict[str, Json]) -> Batch:
+    """Return the batch with its arrays as tensors, over the same memory where that is the batch's own.
+
+    `base` is the state that the pass began with; the facts hold what of it is new.
+    """
     if isinstance(facts, Delivered):
-        return Batch(fields, facts, facts.records, facts.state)
-    return Batch(fields, facts, lambda: facts.records, lambda: facts.state)
+        fields = _shared_tensors(facts)
+        facts.memory, facts.others = None, {}  # a copy of the batch on another device must not keep them alive
+        return Batch(fields, facts, base)
+    # Made in this very process: the memory may belong to the collator or to a record.
+    fields = {name: _private_tensor(value) if isinstance(value, TensorArray) else value for name, value in facts.fields.items()}
+    return Batch(fields, replace(facts, fields={}), base)
 
 
-def _tensor(field: TensorArray, *, copy: bool) -> torch.Tensor:
-    array = field.array.copy() if copy or not field.array.flags.writeable else field.array
-    kind = getattr(torch, "bool" if field.dtype == "bool" else field.dtype)
-    tensor = torch.from_numpy(array)
+def _shared_tensors(facts: Delivered) -> dict[str, Any]:
+    layout, memory = facts.layout, facts.memory
+    if layout.prepared is None:
+        layout.prepared = [(field.name, _kind(field.torch_dtype), field.num_elements, field.offset, field.shape) for field in layout.arrays]
+    fields = {
+        name: torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape) if count else torch.empty(shape, dtype=kind)
+        for name, kind, count, offset, shape in layout.prepared
+    }
+    if facts.others:
+        fields = {name: fields[name] if name in fields else facts.others[name] for name in layout.names}
+    return fields
+
+
+def _private_tensor(field: TensorArray) -> torch.Tensor:
+    array = field.array
+    tensor = torch.from_numpy(array.copy() if len(field.pieces) == 1 else array)
+    kind = _kind(field.dtype)
     return tensor if tensor.dtype == kind else tensor.view(kind)
+
+
+def _kind(name: str) -> torch.dtype:
+    kind: torch.dtype = getattr(torch, name)
+    return kind
 
 
 def _shape(value: Any) -> str:

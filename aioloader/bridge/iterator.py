@@ -24,6 +24,7 @@ from aioloader.errors import ClosedError
 from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Json
 from aioloader.telemetry.stages import Stages
+from aioloader.telemetry.waits import CAUSES, CONSUMER, Waits
 
 __all__ = ["BatchIterator", "Feed", "InlineFeed"]
 
@@ -52,6 +53,7 @@ class InlineFeed:
         self._preprocess = preprocess
         self._stages = Stages()
         self._num_records = 0
+        self._started_s = time.monotonic()
         self._start(run)
 
     def fileno(self) -> int:
@@ -88,7 +90,12 @@ class InlineFeed:
     def stats(self) -> dict[str, Any]:
         """Return the numbers of the pass."""
         slots = self._pass.slots
-        return {"stages": self._stages.snapshot(), "in_flight": slots.in_flight, "peak_in_flight": slots.peak, "workers": 0}
+        return {
+            "stages": self._stages.snapshot(time.monotonic() - self._started_s),
+            "in_flight": slots.in_flight,
+            "peak_in_flight": slots.peak,
+            "workers": 0,
+        }
 
 
 class BatchIterator:
@@ -104,7 +111,9 @@ class BatchIterator:
         on_death: Callable[[BatchIterator, HostDied], Feed],
     ) -> None:
         self._feed = feed
-        self._last_state: Callable[[], Json] = lambda: state
+        self._base = state
+        self._load_last: Callable[[], Json] | None = None
+        self._end_state: Json = None
         self._on_end = on_end
         self._on_leave = on_leave
         self._on_death = on_death
@@ -112,7 +121,7 @@ class BatchIterator:
         self._over: BaseException | None = None
         self._is_waiting = False
         self._num_batches = 0
-        self._wait_s = 0.0
+        self._waits = Waits()
 
     def __iter__(self) -> BatchIterator:
         """Return the iterator itself."""
@@ -131,7 +140,9 @@ class BatchIterator:
         started = time.perf_counter()
         try:
             self._check()
+            waited = False
             while (delivered := self._receive()) is None:
+                waited = True
                 self._wait()
         except Ended as end:
             self._finish(end)
@@ -139,7 +150,7 @@ class BatchIterator:
         except BaseException as error:
             self.close(_lasting(error))
             raise
-        return self._deliver(delivered, started)
+        return self._deliver(delivered, started, waited=waited)
 
     async def __anext__(self) -> Batch:
         """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`."""
@@ -147,7 +158,9 @@ class BatchIterator:
         try:
             await checkpoint()  # else a trainer whose batches are always ready could neither be cancelled nor share its loop
             self._check()
+            waited = False
             while (delivered := self._receive()) is None:
+                waited = True
                 await self._wait_readable()
                 self._check()
         except Ended as end:
@@ -156,11 +169,13 @@ class BatchIterator:
         except BaseException as error:
             self.close(_lasting(error))
             raise
-        return self._deliver(delivered, started)
+        return self._deliver(delivered, started, waited=waited)
 
     def state(self) -> Json:
         """Return the state as of the last delivered batch."""
-        return self._last_state()
+        if self._end_state is not None:
+            return self._end_state
+        return self._base if self._load_last is None else {**self._base, **self._load_last()}
 
     @property
     def num_batches(self) -> int:
@@ -170,7 +185,7 @@ class BatchIterator:
     def stats(self) -> dict[str, Any]:
         """Return the numbers of the trainer's side: batches delivered and seconds that the trainer waited for them."""
         own = self._feed.stats() if isinstance(self._feed, InlineFeed) else {}
-        return {**own, "delivered_batches": self._num_batches, "consumer_wait_s": self._wait_s}
+        return {**own, "delivered_batches": self._num_batches, "consumer_wait_s": self._waits.total_s, "waits": self._waits.snapshot()}
 
     def close(self, reason: BaseException | None = None) -> None:
         """Leave the pass; later calls raise `reason`, or `ClosedError`. Safe to call twice."""
@@ -224,15 +239,18 @@ class BatchIterator:
     def _finish(self, end: Ended) -> None:
         if self._over is None:
             self._over = end
-            self._last_state = lambda: end.state
+            self._end_state = end.state
             self._on_end(self, end.state)
 
-    def _deliver(self, delivered: Ready | Delivered, started: float) -> Batch:
-        self._wait_s += time.perf_counter() - started
+    def _deliver(self, delivered: Ready | Delivered, started: float, *, waited: bool) -> Batch:
         self._num_batches += 1
         self._feed.taken()
-        batch = to_batch(delivered)
-        self._last_state = delivered.state if isinstance(delivered, Delivered) else lambda: delivered.state
+        batch = to_batch(delivered, self._base)
+        self._load_last = delivered.state_loader()
+        cause = delivered.cause if waited else CONSUMER
+        batch.wait_cause = CAUSES[cause]
+        batch.wait_s = time.perf_counter() - started
+        self._waits.add(cause, batch.wait_s)
         return batch
 
 

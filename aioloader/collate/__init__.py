@@ -3,5 +3,6 @@
 from aioloader.collate.counts import TokenCounts, count_tokens
 from aioloader.collate.pretrain import PretrainCollator
 from aioloader.collate.sft import SftCollator
+from aioloader.collate.stack import StackCollator
 
-__all__ = ["PretrainCollator", "SftCollator", "TokenCounts", "count_tokens"]
+__all__ = ["PretrainCollator", "SftCollator", "StackCollator", "TokenCounts", "count_tokens"]

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aioloader.engine.lane import Lane, LaneBatch, fresh_lane_state
+from aioloader.engine.lane import Lane, LaneBatch, fresh_lane_state, oldest_seq
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Outcome, Quarantined
-from aioloader.protocols import Batching, Json, RecordId
+from aioloader.protocols import Batching, Json, RecordId, Sample
 from aioloader.runtime.budget import Slots
 
-__all__ = ["Assembler", "Stamps", "Turn", "fresh_rank_state"]
+__all__ = ["Assembler", "Place", "Stamps", "Turn", "fresh_rank_state"]
 
 
 class Stamps(NamedTuple):
@@ -35,12 +35,17 @@ class Stamps(NamedTuple):
         return Stamps(self.lanes[first:last], self.seqs[first:last], self.ids[first:last])
 
 
+Place = tuple[int, int]
+"""(epoch, position); places are ordered as the run goes through them."""
+
+
 class Turn(NamedTuple):
-    """A micro-batch whose turn has come, and the states that the rank is in once it is delivered."""
+    """A micro-batch whose turn has come, the states that the rank is in once it is delivered, and what it then reads first."""
 
     batch: LaneBatch
     turn: int
     lanes: dict[str, Json]
+    place: Place
 
 
 def fresh_rank_state(batching: Batching, lanes: LaneMap, epoch: int) -> Json:
@@ -57,6 +62,11 @@ class Assembler:
         self._queues: dict[int, deque[LaneBatch]] = {lane: deque() for lane in self._order}
         self._turn = int(state["turn"])
         self._delivered: dict[str, Json] = dict(state["lanes"])
+        self._position = lanes.position
+        self._places: dict[int, Place] = {}
+        for lane in self._order:
+            lane_state = state["lanes"][str(lane)]
+            self._places[lane] = (lane_state["epoch"], lanes.position(lane, oldest_seq(batching, lane_state)))
         self._slots = slots
         self.quarantined: set[RecordId] = {record for lane in self._lanes.values() for record in lane.quarantined}
         """Records that are left out wherever they come."""
@@ -69,15 +79,11 @@ class Assembler:
 
     def take(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
         """Take the records of an outcome in order and yield the micro-batches whose turn comes."""
-        if (
-            not self.quarantined
-            and outcome.counts is None
-            and len(self._order) == 1
-            and outcome.num_done
-            and self._lanes[self._order[0]].takes_runs
-        ):
-            yield from self._take_run(stamps, outcome)
+        num_runs = self._num_runs(stamps, outcome)
+        if num_runs:
+            yield from self._take_runs(stamps, outcome, num_runs)
             return
+        ids, samples = list(stamps.ids), list(outcome.samples)
         left_out = {entry.record_index: entry for entry in outcome.quarantined}
         at = 0
         for index in range(outcome.num_done):
@@ -85,22 +91,35 @@ class Assembler:
             lane = self._lanes[stamps.lanes[index]]
             before = lane.num_open
             num_batched = 0
-            samples = outcome.samples[at : at + count]
-            if is_left_out := self._is_left_out(stamps.ids[index], left_out.get(index)):
-                samples = ()
+            made: Sequence[Sample] = samples[at : at + count]
+            if is_left_out := self._is_left_out(ids[index], left_out.get(index)):
+                made = ()
             self._slots.hold(1)
-            for batch in lane.take(stamps.seqs[index], stamps.ids[index], samples, is_left_out=is_left_out):
+            for batch in lane.take(stamps.seqs[index], ids[index], made, is_left_out=is_left_out):
                 num_batched += batch.num_records
                 yield from self._enqueue(lane, batch)
             self._slots.discard(1 + before - num_batched - lane.num_open)
             at += count
 
-    def _take_run(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
-        """Take an outcome all of whose records belong to the only lane and gave one sample each."""
-        lane, num_records = self._lanes[self._order[0]], outcome.num_done
-        self._slots.hold(num_records)
-        for batch in lane.take_run(stamps.seqs[:num_records], stamps.ids[:num_records], outcome.samples):
-            yield from self._enqueue(lane, batch)
+    def _take_runs(self, stamps: Stamps, outcome: Outcome, num_lanes: int) -> Iterator[Turn]:
+        """Take an outcome all of whose records gave one sample each, lane by lane: the turns do not depend on which lane is first."""
+        self._slots.hold(outcome.num_done)
+        for first, number in enumerate(stamps.lanes[:num_lanes]):
+            part = slice(first, outcome.num_done, num_lanes)
+            lane = self._lanes[number]
+            if seqs := stamps.seqs[part]:
+                for batch in lane.take_run(seqs, stamps.ids[part], outcome.samples[part]):
+                    yield from self._enqueue(lane, batch)
+
+    def _num_runs(self, stamps: Stamps, outcome: Outcome) -> int:
+        """Return how many lanes take every so-manieth record of an outcome as a run each; 0 where they cannot."""
+        if outcome.counts is not None or not outcome.num_done or self.quarantined:
+            return 0
+        numbers = set(stamps.lanes)
+        if len(numbers) == 1:
+            return int(self._lanes[stamps.lanes[0]].takes_runs)
+        is_regular = stamps.lanes[len(numbers) :] == stamps.lanes[: -len(numbers)]
+        return len(numbers) if is_regular and all(self._lanes[number].takes_any_run for number in numbers) else 0
 
     def _is_left_out(self, record: RecordId, entry: Quarantined | None) -> bool:
         """Return whether a record is quarantined: now, or earlier in this order, so that timing does not matter.
@@ -170,5 +189,6 @@ class Assembler:
     def _deliver(self, batch: LaneBatch) -> Turn:
         self._turn = (self._turn + 1) % len(self._order)
         self._delivered = {**self._delivered, str(batch.lane): batch.state}
+        self._places[batch.lane] = (batch.state["epoch"], self._position(batch.lane, batch.oldest_seq))
         self._slots.complete(batch.num_records)
-        return Turn(batch, self._turn, self._delivered)
+        return Turn(batch, self._turn, self._delivered, min(self._places.values()))

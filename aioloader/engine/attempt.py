@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 from aioloader.engine.assembler import Stamps
@@ -69,9 +70,7 @@ class Attempt:
         if block.outcome.num_done:
             self._num_failures = 0
             self._start += block.outcome.num_done
-            self._blocks.append(
-                block if failure is None else Block(block.outcome._replace(failure=None), block.worker, block.service_s, block.nbytes)
-            )
+            self._blocks.append(block if failure is None else replace(block, outcome=block.outcome._replace(failure=None)))
         if failure is None:
             return
         self._num_failures += 1

@@ -6,14 +6,16 @@ engine -> trainer    BATCH, END (the pass is over), ERROR (the pass failed), STA
 
 from __future__ import annotations
 
+import functools
+import math
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from aioloader.engine.output import Ready, TensorArray
+from aioloader.engine.output import Ready, TensorArray, list_records
 from aioloader.errors import BatchError
 from aioloader.protocols import Json, RecordId
 from aioloader.runtime.budget import Budget
@@ -22,48 +24,129 @@ from aioloader.runtime.segments import Arena, SegmentViews
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.wire import Frame, Wire
 
-__all__ = ["BATCH", "END", "ERROR", "RUN", "STATS", "TAKEN", "Delivered", "Outbox", "decode_batch"]
+__all__ = ["BATCH", "END", "ERROR", "RUN", "STATS", "TAKEN", "Delivered", "Field", "Inbox", "Layout", "Outbox"]
 
 RUN, TAKEN, STATS = 1, 2, 3
 BATCH, END, ERROR = 11, 12, 13
 
-_INLINE_BYTES = 1 << 15  # below this a copy through the socket is cheaper than a segment's bookkeeping
+_INLINE_BYTES = 1 << 13  # below this a copy through the socket is cheaper than a segment's bookkeeping
 _ALIGNMENT = 64
 
 
-@dataclass(slots=True)
+class Field(NamedTuple):
+    """Where an array of a micro-batch lies: torch's and NumPy's name of its dtype, its shape, its offset in bytes."""
+
+    name: str
+    torch_dtype: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_elements(self) -> int:
+        """Return the number of its elements."""
+        return math.prod(self.shape)
+
+
+class Layout:
+    """The fields of a micro-batch; nearly always those of the one before, so it is sent and prepared once.
+
+    Attributes:
+        names: All fields, in order; those not in `arrays` are plain values.
+        arrays: The fields that are arrays, each at a multiple of 64 bytes.
+        nbytes: Of all arrays.
+        prepared: For the bridge to keep what it made of this layout.
+    """
+
+    __slots__ = ("arrays", "names", "nbytes", "prepared")
+
+    def __init__(self, names: tuple[str, ...], arrays: tuple[Field, ...], nbytes: int) -> None:
+        self.names = names
+        self.arrays = arrays
+        self.nbytes = nbytes
+        self.prepared: Any = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Layout:
+        """Return the layout of a micro-batch."""
+        arrays, nbytes = [], 0
+        for name, field in fields.items():
+            if isinstance(field, TensorArray):
+                arrays.append(Field(name, field.dtype, field.pieces[0].dtype.str, field.shape, nbytes))
+                nbytes += field.nbytes + -field.nbytes % _ALIGNMENT
+        return cls(tuple(fields), tuple(arrays), nbytes)
+
+    def fits(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether this is the layout of a micro-batch."""
+        if self.names != tuple(fields):
+            return False
+        arrays = [field for field in fields.values() if type(field) is TensorArray]
+        if len(arrays) != len(self.arrays):
+            return False
+        for field, array in zip(self.arrays, arrays, strict=True):
+            if array is not fields[field.name] or field.shape != array.shape or field.torch_dtype != array.dtype:
+                return False
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.names, self.arrays, self.nbytes)
+
+
 class Delivered:
-    """A micro-batch on the trainer's side. Arrays view shared memory, which is reused once they are all gone."""
+    """A micro-batch on the trainer's side. Its arrays lie in shared memory, which is reused once they are all gone.
 
-    fields: dict[str, Any]
-    step: int
-    lane: int
-    epoch: int
-    num_tokens: int
-    num_padding: int
-    num_targets: int
-    _records: bytes
-    _state: bytes
+    Attributes:
+        layout: Where the arrays lie.
+        memory: uint8[layout.nbytes] or bytes, writable.
+        others: The fields that are no arrays, by name.
+        cause: What the engine was waiting for before it; an index into `telemetry.waits.CAUSES`.
+    """
 
-    def records(self) -> list[tuple[RecordId, int, int]]:
+    __slots__ = (
+        "_records",
+        "_state",
+        "cause",
+        "epoch",
+        "lane",
+        "layout",
+        "memory",
+        "num_padding",
+        "num_targets",
+        "num_tokens",
+        "others",
+        "step",
+    )
+
+    def __init__(self, head: tuple[int, ...], layout: Layout, memory: Any, others: dict[str, Any], records: bytes, state: bytes) -> None:
+        self.step, self.lane, self.epoch, self.num_tokens, self.num_padding, self.num_targets, self.cause = head
+        self.layout = layout
+        self.memory = memory
+        self.others = others
+        self._records = records
+        self._state = state
+
+    def load_records(self) -> list[tuple[RecordId, int, int]]:
         """Return ((shard, row), seq, sub) of each sample."""
-        records: list[tuple[RecordId, int, int]] = pickle.loads(self._records)
-        return records
+        return list_records(pickle.loads(self._records))
 
-    def state(self) -> Json:
-        """Return the rank's state as of this micro-batch."""
-        return pickle.loads(self._state)
+    def state_loader(self) -> Callable[[], Json]:
+        """Return a function that returns what of the rank's state is new with this micro-batch, and keeps nothing else alive."""
+        return functools.partial(pickle.loads, self._state)
 
 
 class Outbox:
     """The engine's end: sends micro-batches, never more than `prefetch_batches` ahead of the trainer."""
 
-    def __init__(self, wire: Wire, prefetch_batches: int) -> None:
+    def __init__(self, wire: Wire, prefetch_batches: int, max_free_bytes: int = 1 << 28) -> None:
         self._wire = wire
-        self._arena = Arena()
+        self._arena = Arena(max_free_bytes)
         self._prefetch_batches = prefetch_batches
-        self._waiting: list[int] = []
+        self._waiting: deque[tuple[int, int]] = deque()
+        """Records and bytes of each micro-batch that was sent and not delivered yet."""
+        self.waiting_bytes = 0
+        self.batch_bytes = 0
         self._taken = Signal()
+        self._layout: Layout | None = None
         self.budget: Budget | None = None
 
     @property
@@ -81,33 +164,36 @@ class Outbox:
         while not self.has_room:
             await self._taken.wait()
 
-    async def put(self, ready: Ready) -> None:
-        """Send one micro-batch.
+    async def put(self, ready: Ready, cause: int = 0) -> None:
+        """Send one micro-batch, with what the engine was waiting for before it.
 
         Raises:
             BatchError: The collator returned something that cannot move to the trainer.
         """
-        arrays = {name: field for name, field in ready.fields.items() if isinstance(field, TensorArray)}
-        others = _pack_others({name: field for name, field in ready.fields.items() if name not in arrays}, ready)
-        table, nbytes = [], 0
-        for name, field in arrays.items():
-            table.append((name, field.dtype, field.array.dtype.str, field.array.shape, nbytes))
-            nbytes += field.array.nbytes + -field.array.nbytes % _ALIGNMENT
-        self._waiting.append(ready.num_records)
-        segment = self._arena.take(nbytes) if nbytes > _INLINE_BYTES else None
-        memory = segment.memory if segment else memoryview(bytearray(nbytes))
-        for (_, _, _, _, at), field in zip(table, arrays.values(), strict=True):
-            target = np.frombuffer(memory, np.uint8, field.array.nbytes, at).view(field.array.dtype)
-            np.copyto(target.reshape(field.array.shape), field.array)
+        known = self._layout is not None and self._layout.fits(ready.fields)
+        layout = self._layout if self._layout is not None and known else Layout.of(ready.fields)
+        others = b""
+        if len(layout.arrays) < len(layout.names):
+            others = _pack_others({name: field for name, field in ready.fields.items() if not isinstance(field, TensorArray)}, ready)
+        self._waiting.append((ready.num_records, layout.nbytes))
+        self.waiting_bytes += layout.nbytes
+        self.batch_bytes = layout.nbytes
+        segment = self._arena.take(layout.nbytes) if layout.nbytes > _INLINE_BYTES else None
+        memory = segment.memory if segment else memoryview(bytearray(layout.nbytes))
+        for field in layout.arrays:
+            target = (
+                np.frombuffer(memory, field.dtype, field.num_elements, field.offset) if field.num_elements else np.empty(0, field.dtype)
+            )
+            ready.fields[field.name].write(target.reshape(field.shape))
+        self._layout = layout
         meta = pickle.dumps(
             (
-                (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets),
-                list(ready.fields),
-                table,
+                (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, cause),
+                None if known else layout,
                 others,
-                pickle.dumps(ready.records),
+                pickle.dumps(ready.provenance),
                 pickle.dumps(ready.state),
-                None if segment is None else (segment.number, segment.nbytes, nbytes),
+                None if segment is None else (segment.number, segment.nbytes),
                 self._retired(),
             )
         )
@@ -121,11 +207,13 @@ class Outbox:
         """Note that the trainer took micro-batches and returned segments."""
         for number in returned:
             self._arena.give_back(number)
-        if num_taken and self.budget is not None:
-            for num_records in self._waiting[:num_taken]:
+        for _ in range(num_taken):
+            num_records, nbytes = self._waiting.popleft()
+            self.waiting_bytes -= nbytes
+            if self.budget is not None:
                 self.budget.slots.deliver(num_records)
+        if self.budget is not None:
             self.budget.changed()
-        del self._waiting[:num_taken]
         self._taken.notify()
 
     def close(self) -> None:
@@ -137,24 +225,48 @@ class Outbox:
         return retired
 
 
-def decode_batch(frame: Frame, views: SegmentViews, on_release: Callable[[int], None], *, copy: bool) -> Delivered:
-    """Return the micro-batch of a BATCH frame; with `copy`, in private memory, and its segment is returned at once."""
-    head, names, table, others, records, state, where, retired = pickle.loads(frame.meta)
-    for number in retired:
-        views.forget(number)
-    memory: Any = frame.body
-    if where is not None:
-        number, segment_bytes, nbytes = where
-        if frame.descriptors:
-            views.attach(number, frame.descriptors[0], segment_bytes)
-        memory = views.view(number, nbytes, on_release)
-        if copy:
-            memory = memory.copy()
-    arrays = {name: TensorArray(_array(memory, dtype, shape, at), torch_dtype) for name, torch_dtype, dtype, shape, at in table}
-    plain = pickle.loads(others)
-    fields = {name: arrays[name] if name in arrays else plain[name] for name in names}
-    step, lane, epoch, num_tokens, num_padding, num_targets = head
-    return Delivered(fields, step, lane, epoch, num_tokens, num_padding, num_targets, records, state)
+class Inbox:
+    """The trainer's end: opens micro-batches, and notes which shared memory came free."""
+
+    def __init__(self, max_held_segments: int) -> None:
+        self._views = SegmentViews()
+        self._layout: Layout | None = None
+        self._max_held_segments = max_held_segments
+        self._num_viewed = 0
+        self._num_returned = 0
+        self._returned: list[int] = []
+
+    def open(self, frame: Frame) -> Delivered:
+        """Return the micro-batch of a BATCH frame. One too many for those held is copied, so that shared memory stays bounded."""
+        head, layout, others, records, state, where, retired = pickle.loads(frame.meta)
+        for number in retired:
+            self._views.forget(number)
+        if layout is None:
+            layout = self._layout
+        self._layout = layout
+        memory: Any = frame.body
+        if where is not None:
+            number, segment_bytes = where
+            if frame.descriptors:
+                self._views.attach(number, frame.descriptors[0], segment_bytes)
+            memory = self._views.view(number, layout.nbytes, self._returned.append)
+            self._num_viewed += 1
+            if self._num_viewed - self._num_returned - len(self._returned) > self._max_held_segments:
+                memory = memory.copy()
+        return Delivered(head, layout, memory, pickle.loads(others) if others else {}, records, state)
+
+    def take_returned(self) -> list[int]:
+        """Return the segments that came free since the last call."""
+        if not self._returned:
+            return []
+        returned = self._returned[:]
+        del self._returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
+        self._num_returned += len(returned)
+        return returned
+
+    def close(self) -> None:
+        """Let go of the shared memory; what is viewed stays valid."""
+        self._views.close()
 
 
 def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:
@@ -166,7 +278,8 @@ def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:
     try:
         return dumps(fields)
     except Exception as error:
-        record, seq, _ = ready.records[0] if ready.records else (None, None, 0)
+        rows = ready.load_records()
+        record, seq, _ = rows[0] if rows else (None, None, 0)
         raise BatchError(
             f"the collator must return what can move to the trainer's process, got fields {sorted(map(str, fields))} of micro-batch "
             f"{ready.step}, which cannot: {type(error).__name__}: {error}; return arrays, tensors or plain data",
@@ -174,9 +287,3 @@ def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:
             record=record,
             lane=ready.lane,
         ) from error
-
-
-def _array(memory: Any, dtype: str, shape: tuple[int, ...], at: int) -> Any:
-    kind = np.dtype(dtype)
-    count = int(np.prod(shape, dtype=np.int64))
-    return np.frombuffer(memory, kind, count, at).reshape(shape) if count else np.empty(shape, kind)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_BUFFER", "BufferLimit", "ChunkSize"]
+__all__ = ["MAX_BUFFER", "ChunkSize", "buffer_limit"]
 
-_TARGET_S = 0.004  # a hop costs about 0.1 ms; 4 ms of work make that 2-3 % and still balance well
+_TARGET_S = 0.012  # a hop costs the engine up to half a millisecond; 12 ms of work make that small and still balance well
 _MAX_RECORDS = 512
 _MAX_GROWTH = 4
 _SMOOTHING = 0.3
+_MAX_BYTES = 1 << 22
 MAX_BUFFER = 8192
 _MIN_BUFFER = 256
-_CHUNKS_AHEAD = 64  # per worker; with 4 ms chunks, work for the others while one record takes a quarter of a second
-_FORGETTING = 0.95
+_CHUNKS_AHEAD = 64  # per worker: work for the others while one record takes most of a second
 
 
 class ChunkSize:
-    """Follows the measured cost per record. The result of a run never depends on it."""
+    """Follows the measured cost per record. The result of a run never depends on it.
 
-    def __init__(self, *, num_slots: int, buffer_size: int) -> None:
+    A chunk holds at most 4 MiB of results, and at most a quarter of its share of `memory_limit`, unless one record is larger.
+    """
+
+    def __init__(self, *, num_slots: int, buffer_size: int, memory_limit: int) -> None:
         self._cap = max(1, min(_MAX_RECORDS, buffer_size // max(1, num_slots)))
+        self._max_bytes = min(_MAX_BYTES, memory_limit // (4 * max(1, num_slots)))
         self._cost_s: float | None = None
         self._size = 1
 
@@ -27,30 +31,17 @@ class ChunkSize:
         """Return the number of records for the next chunk."""
         return self._size
 
-    def observe(self, num_records: int, service_s: float) -> None:
+    def observe(self, num_records: int, service_s: float, nbytes: int) -> None:
         """Learn from a finished chunk."""
         if num_records == 0:
             return
         cost_s = service_s / num_records
         self._cost_s = cost_s if self._cost_s is None else self._cost_s + _SMOOTHING * (cost_s - self._cost_s)
         ideal = int(_TARGET_S / max(self._cost_s, 1e-7))
-        self._size = max(1, min(self._cap, ideal, self._size * _MAX_GROWTH))
+        fitting = self._max_bytes * num_records // max(1, nbytes)
+        self._size = max(1, min(self._cap, ideal, fitting, self._size * _MAX_GROWTH))
 
 
-class BufferLimit:
-    """How many records may be in flight: what the user fixed, or what keeps the workers busy; less where records are large."""
-
-    def __init__(self, *, fixed: int | None, memory_limit: int, num_workers: int) -> None:
-        self._fixed = fixed
-        self._memory_limit = memory_limit
-        self._num_workers = num_workers
-        self._record_bytes = 0.0
-
-    def after(self, num_records: int, nbytes: int, chunk_size: int) -> int:
-        """Return the limit after a chunk whose records took `nbytes` on their way back."""
-        if num_records:
-            self._record_bytes = max(nbytes / num_records, self._record_bytes * _FORGETTING)
-        limit = self._fixed or max(_MIN_BUFFER, min(MAX_BUFFER, self._num_workers * _CHUNKS_AHEAD * chunk_size))
-        if self._record_bytes:
-            limit = min(limit, int(self._memory_limit / self._record_bytes))
-        return max(1, limit)
+def buffer_limit(fixed: int | None, *, num_workers: int, chunk_size: int) -> int:
+    """Return how many records may be in flight: what the user fixed, or what keeps the workers busy behind a slow one."""
+    return fixed or max(_MIN_BUFFER, min(MAX_BUFFER, num_workers * _CHUNKS_AHEAD * chunk_size))

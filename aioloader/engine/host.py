@@ -14,13 +14,12 @@ import socket
 import threading
 from typing import Any
 
-from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered, decode_batch
+from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered, Inbox
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.sidecar import run_engine
 from aioloader.errors import HostError
 from aioloader.protocols import Json
 from aioloader.runtime.moving import dumps, unpack_error
-from aioloader.runtime.segments import SegmentViews
 from aioloader.runtime.spawn import ZygoteProcess, describe_exit
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
@@ -48,10 +47,7 @@ class Host:
 
     def __init__(self, plan: Plan, kind: str) -> None:
         self._owner_pid = os.getpid()
-        self._views = SegmentViews()
-        self._returned: list[int] = []
-        self._num_viewed = 0
-        self._num_returned = 0
+        self._inbox = Inbox(_MAX_HELD_SEGMENTS)
         self._stats: dict[str, Any] = {}
         self._early: list[Frame] = []
         self._thread: threading.Thread | None = None
@@ -109,10 +105,8 @@ class Host:
 
     def taken(self) -> None:
         """Tell the engine that a micro-batch was delivered, and which shared memory is free again."""
-        returned = self._returned[:]
-        del self._returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
-        self._num_returned += len(returned)
-        self._send(TAKEN, pickle.dumps((1, returned)))
+        returned = self._inbox.take_returned()
+        self._send(TAKEN, pickle.dumps(returned) if returned else b"")
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's numbers as of now, or the last known ones if it ended."""
@@ -136,14 +130,11 @@ class Host:
             self._zygote.close()
         if self._thread is not None and self._owner_pid == os.getpid() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_TIMEOUT_S)
-        self._views.close()
+        self._inbox.close()
 
     def _open(self, frame: Frame) -> Delivered:
         if frame.kind == BATCH:
-            held = self._num_viewed - self._num_returned - len(self._returned)
-            delivered = decode_batch(frame, self._views, self._returned.append, copy=held >= _MAX_HELD_SEGMENTS)
-            self._num_viewed += not len(frame.body)
-            return delivered
+            return self._inbox.open(frame)
         if frame.body:
             self._stats = pickle.loads(frame.body)
         if frame.kind == END:

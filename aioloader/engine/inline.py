@@ -41,7 +41,7 @@ class InlinePass:
         self._stages = stages
         self._runner = Runner(preprocess, SwappedSeeding(preprocess.seed))
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial)
-        self._progress = Progress(plan, run)
+        self._progress = Progress(run)
 
     def following(self) -> Run | None:
         """Return the pass to run next if this one was resumed at its end."""
@@ -72,6 +72,7 @@ class InlinePass:
                 while (span := self._read(reading, stamper, epoch)) is not None:
                     passed = stamper.stamp(span, queue)
                     self.slots.start(len(span.records) - passed)
+                    self.slots.note_peak()
                     while len(queue):
                         yield from self._process(queue, epoch)
             except _ReadError as error:
@@ -125,7 +126,7 @@ class InlinePass:
     def _collate(self, turn: Turn) -> Ready:
         started = time.perf_counter()
         ready = collate(turn, self._plan.collate, self._progress.state_after(turn))
-        self._stages.batch.add(len(ready.records), time.perf_counter() - started)
+        self._stages.batch.add(ready.num_samples, time.perf_counter() - started)
         self._stages.bridge.add(1, 0.0)
         self._progress.num_delivered += 1
         return ready

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, RunBatcher, Sample
+from aioloader.sequences import ItemRun
 
 __all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
 
@@ -37,6 +37,8 @@ class LaneBatch:
     state: Json
     num_records: int
     num_samples: int
+    oldest_seq: int
+    """The first record that the lane needs again in this state."""
 
 
 def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
@@ -77,6 +79,7 @@ class Lane:
         self._counts: dict[str, int] = dict(state["counts"])
         self.quarantined: list[RecordId] = [(shard, row) for shard, row in state["quarantined"]]
         self._num_open = 0
+        self._num_pushed = 0
         self._saved = state["batcher"]
         self._refs: frozenset[Ref] | None = frozenset(self._batcher.refs(self._saved))
         self._items: dict[Ref, Item] = {}
@@ -93,20 +96,37 @@ class Lane:
 
     @property
     def takes_runs(self) -> bool:
-        """Return whether `take_run` may be called: the batcher can, and is not waiting for the items of a saved buffer."""
+        """Return whether `take_run` may be called: nothing of a saved buffer is missing."""
+        return self._refs is None
+
+    @property
+    def takes_any_run(self) -> bool:
+        """Return whether `take_run` may be called and cannot fail, so that other lanes need not have taken what came before."""
         return self._refs is None and self._run_batcher is not None
 
     def take_run(self, seqs: Sequence[int], records: Sequence[RecordId], samples: Sequence[Sample]) -> Iterator[LaneBatch]:
         """Take consecutive records that gave one sample each: the same as `take` for each of them."""
-        assert self._run_batcher is not None
-        items = list(map(Item, samples, seqs, repeat(0), records))
-        done = 0
-        for group, taken in self._run_batcher.push_run(items):
-            self._count_run(taken - done)
-            self._seq, done = seqs[taken - 1] + 1, taken
-            yield self._batch(group)
-        self._count_run(len(items) - done)
+        items = ItemRun(samples, seqs, records)
+        self._num_pushed = 0
+        num_counted = 0
+        try:
+            for group, taken in self._push_each(items) if self._run_batcher is None else self._run_batcher.push_run(items):
+                self._count_run(taken - num_counted)
+                self._seq, num_counted = seqs[taken - 1] + 1, taken
+                yield self._batch(group)
+        except Exception:  # a batching refused an item: those before it are taken
+            self._count_run(self._num_pushed - num_counted)
+            self._seq = seqs[self._num_pushed]
+            raise
+        self._count_run(len(items) - num_counted)
         self._seq = seqs[-1] + 1
+
+    def _push_each(self, items: ItemRun) -> Iterator[tuple[Group, int]]:
+        push = self._batcher.push
+        for number, item in enumerate(items, start=1):
+            for group in push(item):
+                yield group, number
+            self._num_pushed = number
 
     def take(self, seq: int, record: RecordId, samples: Sequence[Sample], *, is_left_out: bool = False) -> Iterator[LaneBatch]:
         """Take all samples of the next record and yield the micro-batches that they complete.
@@ -184,7 +204,8 @@ class Lane:
         if self._sub:
             still.add(self._seq)
         done, self._num_open = self._num_open - len(still), len(still)
-        return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done, num_samples)
+        oldest_seq = min(self._seq, *still) if still else self._seq
+        return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done, num_samples, oldest_seq)
 
     def _count_run(self, num_records: int) -> None:
         self._num_open += num_records

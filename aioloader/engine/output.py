@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ import numpy.typing as npt
 from aioloader.collate.counts import count_tokens
 from aioloader.engine.assembler import Turn
 from aioloader.errors import AioLoaderError, BatchError
-from aioloader.protocols import Collator, Json, RecordId
+from aioloader.protocols import Collator, Item, Json, RecordId, Sample
+from aioloader.sequences import Chain, ItemRun, Rows, columns_of
 
-__all__ = ["Ready", "TensorArray", "collate", "to_arrays"]
+__all__ = ["Provenance", "Ready", "TensorArray", "collate", "list_records", "to_arrays"]
 
 _TENSOR_DTYPES = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
@@ -23,23 +26,58 @@ _TENSOR_DTYPES = frozenset(
 """What torch takes from NumPy; arrays of text, objects, dates and the like stay arrays."""
 
 
-@dataclass(frozen=True, slots=True)
+_COUNTED_BY_VALUE = ("attention_mask", "document_ids", "labels")
+
+Provenance = list[tuple[Sequence[RecordId], Sequence[int], Sequence[int] | None]]
+"""Where samples come from, in parts: the ids of their records, seqs, and subs (None: all 0)."""
+
+
 class TensorArray:
-    """A tensor as NumPy sees it: `dtype` is torch's name, since NumPy has no bfloat16."""
+    """A tensor as NumPy sees it, maybe still in pieces along the first axis.
 
-    array: npt.NDArray[Any]
-    dtype: str
+    Attributes:
+        pieces: Arrays of one dtype, and of one shape after the first axis.
+        dtype: Torch's name, since NumPy has no bfloat16.
+        shape: Of the whole.
+        nbytes: Of the whole.
+    """
+
+    __slots__ = ("dtype", "nbytes", "pieces", "shape")
+
+    def __init__(self, pieces: Sequence[npt.NDArray[Any]], dtype: str) -> None:
+        first = pieces[0]
+        self.pieces = pieces
+        self.dtype = dtype
+        self.shape: tuple[int, ...] = first.shape
+        self.nbytes: int = first.nbytes
+        if len(pieces) > 1:
+            self.shape = (sum(map(len, pieces)), *first.shape[1:])
+            self.nbytes = sum(piece.nbytes for piece in pieces)
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """Return the tensor in one piece."""
+        return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
+
+    def write(self, target: npt.NDArray[Any]) -> None:
+        """Copy it to an array of its shape."""
+        if len(self.pieces) == 1:
+            np.copyto(target, self.pieces[0])
+        else:
+            np.concatenate(self.pieces, out=target)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ready:
     """A collated micro-batch.
 
     Attributes:
         fields: One `TensorArray` per array or tensor that the collator returned; other values as they are.
-        records: (shard, row), seq and sub of each sample, in order.
-        state: The rank's state once this micro-batch is delivered.
+        provenance: Where each sample comes from.
+        state: What of the rank's state is new once this micro-batch is delivered.
         num_records: In-flight slots that come free with its delivery.
+        num_samples: Samples that the collator got.
+        cause: What was waited for before it: its own work, where nothing runs beside the trainer.
     """
 
     fields: dict[str, Any]
@@ -49,9 +87,27 @@ class Ready:
     num_tokens: int
     num_padding: int
     num_targets: int
-    records: list[tuple[RecordId, int, int]]
+    provenance: Provenance
     state: Json
     num_records: int
+    num_samples: int
+    cause: int = 1
+
+    def load_records(self) -> list[tuple[RecordId, int, int]]:
+        """Return ((shard, row), seq, sub) of each sample."""
+        return list_records(self.provenance)
+
+    def state_loader(self) -> Callable[[], Json]:
+        """Return a function that returns what of the rank's state is new, and keeps nothing else alive."""
+        state = self.state
+        return lambda: state
+
+
+def list_records(provenance: Provenance) -> list[tuple[RecordId, int, int]]:
+    """Return ((shard, row), seq, sub) of each sample."""
+    return [
+        row for records, seqs, subs in provenance for row in zip(records, seqs, repeat(0, len(seqs)) if subs is None else subs, strict=True)
+    ]
 
 
 def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
@@ -63,9 +119,12 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
     batch = turn.batch
     items = batch.group.items
     try:
-        fields = collator(list(batch.group.samples))
+        fields = _collated(collator, batch.group.samples)
         if not isinstance(fields, Mapping):
             raise TypeError(f"collate: expected a dict of arrays or tensors, got {type(fields).__name__}; return one array per field.")
+        fields = {
+            name: value.joined() if isinstance(value, Rows) and name in _COUNTED_BY_VALUE else value for name, value in fields.items()
+        }
         counts = count_tokens(fields)
         arrays = to_arrays(fields)
     except (AioLoaderError, KeyboardInterrupt):  # Ctrl-C, with workers=0
@@ -86,10 +145,31 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
         num_tokens=counts.num_tokens,
         num_padding=counts.num_padding,
         num_targets=counts.num_targets,
-        records=[(item.record, item.seq, item.sub) for item in items],
+        provenance=_provenance(items),
         state=state,
         num_records=batch.num_records,
+        num_samples=len(batch.group.samples),
     )
+
+
+def _collated(collator: Collator, samples: Sequence[Sample]) -> Any:
+    collate_columns = getattr(collator, "collate_columns", None)
+    if collate_columns is not None and (columns := columns_of(samples)) is not None:
+        fields = collate_columns(columns)
+        if fields is not None:
+            return fields
+    return collator(list(samples))
+
+
+def _provenance(items: Sequence[Item]) -> Provenance:
+    parts = items.parts if isinstance(items, Chain) else [items]
+    found: Provenance = []
+    for part in parts:
+        if isinstance(part, ItemRun):
+            found.append((part.records, part.seqs, None))
+        else:
+            found.append(([item.record for item in part], [item.seq for item in part], [item.sub for item in part]))
+    return found
 
 
 def to_arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,23 +178,41 @@ def to_arrays(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_array(value: Any) -> Any:
+    if isinstance(value, Rows):
+        return _rows_to_array(value)
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
-        return TensorArray(array, str(array.dtype)) if str(array.dtype) in _TENSOR_DTYPES else value
+        name = _tensor_dtype(array.dtype)
+        return value if name is None else TensorArray([array], name)
     if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
         return _tensor_to_array(value)
     return value
+
+
+def _rows_to_array(rows: Rows) -> Any:
+    """Return the rows in their pieces, whose memory may belong to a worker: a consumer copies them."""
+    if rows.torch_dtype is not None:
+        return TensorArray(rows.pieces, rows.torch_dtype)
+    dtype = rows.pieces[0].dtype
+    name = _tensor_dtype(dtype)
+    return TensorArray(rows.pieces, name) if name is not None and dtype.isnative else _to_array(rows.joined().copy())
+
+
+@functools.cache
+def _tensor_dtype(dtype: np.dtype[Any]) -> str | None:
+    """Return torch's name of a NumPy dtype, None if it has none."""
+    return dtype.name if dtype.name in _TENSOR_DTYPES else None
 
 
 def _tensor_to_array(tensor: Any) -> TensorArray:
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     name = str(plain.dtype).removeprefix("torch.")
     try:
-        return TensorArray(plain.numpy(), name)
+        return TensorArray([plain.numpy()], name)
     except TypeError:  # bfloat16 and the 8-bit floats: carry the bits
         import torch
 
         bits = {1: torch.uint8, 2: torch.int16}[plain.element_size()]
-        return TensorArray(plain.view(bits).numpy(), name)
+        return TensorArray([plain.view(bits).numpy()], name)

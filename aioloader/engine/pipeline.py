@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from aioloader.engine.assembler import Assembler, Stamps, Turn
 from aioloader.engine.attempt import Attempt
-from aioloader.engine.chunking import MAX_BUFFER, BufferLimit, ChunkSize
+from aioloader.engine.chunking import MAX_BUFFER, ChunkSize, buffer_limit
 from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.heap import OrderedHeap
 from aioloader.engine.output import Ready, collate
@@ -36,6 +36,7 @@ from aioloader.runtime.budget import Budget
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.threads import CallThread
 from aioloader.telemetry.stages import Stages
+from aioloader.telemetry.waits import WaitCauses
 
 __all__ = ["Pipeline", "Pool", "Sink"]
 
@@ -50,6 +51,10 @@ class Pool(Protocol):
 
     capacity: int
     num_workers: int
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Return the bytes of results that are still in use, None where they are not known."""
 
     async def run(self, chunk: Chunk) -> Block:
         """Preprocess a chunk."""
@@ -68,8 +73,16 @@ class Sink(Protocol):
     async def room(self) -> None:
         """Wait until one more micro-batch may wait for the trainer."""
 
-    async def put(self, ready: Ready) -> None:
-        """Hand one over; in order."""
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the micro-batches that wait for the trainer."""
+
+    @property
+    def batch_bytes(self) -> int:
+        """Return the bytes of the last micro-batch."""
+
+    async def put(self, ready: Ready, cause: int) -> None:
+        """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +113,9 @@ class Pipeline:
         self._pool = pool
         self._sink = sink
         self._stages = stages
-        self._limit = BufferLimit(fixed=plan.buffer_size, memory_limit=plan.memory_limit, num_workers=pool.num_workers)
-        self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER)
-        self.budget = Budget(self._limit.after(0, 0, self._chunk_size.records))
+        self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER, memory_limit=plan.memory_limit)
+        self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes)
+        self.budget.headroom_bytes = sink.batch_bytes
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial)
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()
@@ -110,13 +123,22 @@ class Pipeline:
         self._queued = Signal()
         self._epoch = 0
         self._next_index = 0
-        self._progress = Progress(plan, run)
+        self._progress = Progress(run)
         self._error: AioLoaderError | None = None
+        self._causes = WaitCauses()
         self._is_reading = False
         self._is_collating = False
         self._num_running = 0
         self._collate_s = 0.0
         self._collate_thread: CallThread | None = None
+
+    def _max_records(self) -> int:
+        return buffer_limit(self._plan.buffer_size, num_workers=self._pool.num_workers, chunk_size=self._chunk_size.records)
+
+    def _held_bytes(self) -> int:
+        """Return the bytes of results and of waiting micro-batches."""
+        held = self._pool.held_bytes
+        return self._sink.waiting_bytes + (self.budget.estimated_bytes() if held is None else held)
 
     def following(self, state: Json) -> Run | None:
         """Return the pass to run next if this one was resumed at its end; `state` is what `run` returned."""
@@ -194,6 +216,7 @@ class Pipeline:
                 held = len(stamper.held)
                 passed = stamper.stamp(span, self._queue)
                 slots.drop(taken - len(span.records) + passed)
+                self.budget.note_peaks()
                 slots.hold(len(stamper.held) - held)
                 self._queued.notify()
         finally:
@@ -233,8 +256,10 @@ class Pipeline:
             self._num_running -= 1
         block = attempt.block
         self._stages.preprocess.add(block.outcome.num_done, block.service_s, time.perf_counter() - started - block.service_s)
-        self._chunk_size.observe(block.outcome.num_done, block.service_s)
-        self.budget.slots.limit = self._limit.after(block.outcome.num_done, block.nbytes, self._chunk_size.records)
+        self._chunk_size.observe(block.outcome.num_done, block.service_s, block.nbytes)
+        self.budget.slots.limit = self._max_records()
+        self.budget.num_finished += block.outcome.num_done
+        self.budget.observe(block.outcome.num_done, block.raw_nbytes, block.nbytes)
         self._heap.push(index, len(chunk.records), _Ran(stamps, block, attempt.error))
         self._arrived.notify()
 
@@ -252,6 +277,7 @@ class Pipeline:
             entry = await self._next_in_order()
             error = None if isinstance(entry, _EpochEnd) else entry.error
             if isinstance(entry, _Ran):
+                self.budget.num_finished -= entry.block.outcome.num_done
                 error = await self._hand_over_all(self._assembler.take(entry.stamps, entry.block.outcome)) or error
                 if self._assembler.newly_quarantined:
                     await self._log_quarantined()
@@ -270,7 +296,9 @@ class Pipeline:
         while (entry := self._heap.pop()) is None:
             started = time.perf_counter()
             await self._arrived.wait()
-            self._stages.order.add_wait(time.perf_counter() - started)
+            waited_s = time.perf_counter() - started
+            self._stages.order.add_wait(waited_s)
+            self._causes.add(waited_s, has_results=len(self._heap) > 1, has_work=self._num_running > 0)
         self._stages.order.add(1, 0.0)
         return entry
 
@@ -313,9 +341,11 @@ class Pipeline:
             ready = collate(turn, self._plan.collate, state)
         self._is_collating = False
         self._collate_s = time.perf_counter() - started
-        self._stages.batch.add(len(ready.records), self._collate_s)
+        self._stages.batch.add(ready.num_samples, self._collate_s)
         self._progress.num_delivered += 1
-        await self._sink.put(ready)
+        await self._sink.put(ready, self._causes.take())
+        self.budget.headroom_bytes = self._sink.batch_bytes
+        self.budget.note_peaks()
 
     # Watching
 

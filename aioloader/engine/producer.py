@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from aioloader.engine.assembler import Stamps
-from aioloader.engine.lane import oldest_seq
+from aioloader.engine.assembler import Place, Stamps
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Chunk
 from aioloader.protocols import Batching, Cursor, Json, RecordId, Span
+from aioloader.sequences import Chain, RowIds
 
-__all__ = ["CursorLog", "Place", "Queue", "Stamper", "oldest_place"]
-
-Place = tuple[int, int]
-"""(epoch, position); places are ordered as the run goes through them."""
+__all__ = ["CursorLog", "Queue", "Stamper"]
 
 
 class Queue:
@@ -24,39 +22,54 @@ class Queue:
     def __init__(self) -> None:
         self._lanes: list[int] = []
         self._seqs: list[int] = []
-        self._ids: list[RecordId] = []
         self._records: list[Any] = []
         self._start = 0
+        self._ids: deque[Sequence[RecordId]] = deque()
 
     def __len__(self) -> int:
         return len(self._records) - self._start
 
     def add(self, lane: int, seq: int, record_id: RecordId, record: Any) -> None:
         """Append one record."""
-        self._lanes.append(lane)
-        self._seqs.append(seq)
-        self._ids.append(record_id)
-        self._records.append(record)
+        self.extend(lane, (seq,), (record_id,), (record,))
 
-    def extend(self, lane: int, first_seq: int, span: Span) -> None:
-        """Append a whole span, all of one lane."""
-        num_records = len(span.records)
-        self._lanes.extend(repeat(lane, num_records))
-        self._seqs.extend(range(first_seq, first_seq + num_records))
-        self._ids.extend(span.ids)
-        self._records.extend(span.records)
+    def extend(self, lane: int, seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
+        """Append records of one lane."""
+        self._lanes.extend(repeat(lane, len(seqs)))
+        self._seqs.extend(seqs)
+        self._records.extend(records)
+        self._ids.append(ids)
 
     def cut(self, epoch: int, max_records: int) -> tuple[Stamps, Chunk]:
         """Take the first `max_records` records or all there are, at least one."""
         part = slice(self._start, self._start + max_records)
-        stamps = Stamps(self._lanes[part], self._seqs[part], self._ids[part])
-        chunk = Chunk(epoch, self._records[part], stamps.ids)
-        self._start += len(stamps.ids)
+        records = self._records[part]
+        stamps = Stamps(self._lanes[part], self._seqs[part], _take(self._ids, len(records)))
+        self._start += len(records)
         if self._start == len(self._records):
-            for column in (self._lanes, self._seqs, self._ids, self._records):
+            for column in (self._lanes, self._seqs, self._records):
                 column.clear()
             self._start = 0
-        return stamps, chunk
+        return stamps, Chunk(epoch, records, stamps.ids)
+
+
+def _take(parts: deque[Sequence[RecordId]], number: int) -> Sequence[RecordId]:
+    """Take the first `number` ids; as one range where they are one."""
+    taken: list[Sequence[RecordId]] = []
+    while number:
+        part = parts.popleft()
+        if len(part) > number:
+            parts.appendleft(part[number:])
+            part = part[:number]
+        number -= len(part)
+        joined = taken[-1].followed_by(part) if taken and isinstance(part, RowIds) and isinstance(taken[-1], RowIds) else None
+        if joined is None:
+            taken.append(part)
+        else:
+            taken[-1] = joined
+    if len(taken) > 1 and not any(isinstance(part, RowIds) for part in taken):
+        return [record for part in taken for record in part]
+    return Chain.of(taken)
 
 
 class Stamper:
@@ -78,16 +91,17 @@ class Stamper:
             elif lane_state["epoch"] == epoch:
                 refs = batching.start().refs(lane_state["batcher"])
                 self._from[lane] = (lane_state["seq"], frozenset(seq for seq, _ in refs))
-        self._all_from = self._from[0][0] if lanes.num_lanes == 1 and 0 in self._from else 1 << 63
-        """With one lane: the position from which every record is needed."""
+        self._only_lane = lanes.served[0] if len(lanes.served) == 1 else None
+        self._all_from = 1 << 63
+        """With one lane: the position from which every record of it is needed."""
+        if self._only_lane in self._from:
+            self._all_from = lanes.position(0, self._from[self._only_lane][0])
         self.held: list[tuple[int, int, RecordId, Any]] = []
 
     def stamp(self, span: Span, queue: Queue) -> int:
         """Add the records of `span` that this rank needs to `queue`; return how many records were passed over for good."""
-        if self._lanes.num_lanes == 1 and self.position >= self._all_from:
-            queue.extend(0, self.position, span)
-            self.position += len(span.records)
-            return 0
+        if self._only_lane is not None and self.position >= self._all_from:
+            return self._stamp_lane(self._only_lane, span, queue)
         passed = 0
         for record, record_id in zip(span.records, span.ids, strict=True):
             lane, seq = self._lanes.locate(self.position)
@@ -102,6 +116,26 @@ class Stamper:
             if self._even and self.position % self._lanes.num_lanes == 0:
                 self.release(queue)
         return passed
+
+    def _stamp_lane(self, lane: int, span: Span, queue: Queue) -> int:
+        """Add every L-th record; of an incomplete last block it is held back, where that is asked for."""
+        num_lanes = self._lanes.num_lanes
+        part = slice((lane - self.position) % num_lanes, None, num_lanes)
+        records, ids = (span.records, span.ids) if num_lanes == 1 else (span.records[part], span.ids[part])
+        first_seq = (self.position + part.start) // num_lanes
+        self.position += len(span.records)
+        num_passed = len(span.records) - len(records)
+        ready = len(records)
+        if self._even:
+            num_blocks = self.position // num_lanes
+            if self.held and self.held[0][1] < num_blocks:
+                self.release(queue)
+            ready = min(ready, max(0, num_blocks - first_seq))
+            self.held.extend((lane, first_seq + at, ids[at], records[at]) for at in range(ready, len(records)))
+            records, ids = records[:ready], ids[:ready]
+        if ready:
+            queue.extend(lane, range(first_seq, first_seq + ready), ids, records)
+        return num_passed
 
     def release(self, queue: Queue) -> int:
         """Add the records that were held back, also of an incomplete block: what comes before a failure is delivered. Return how many."""
@@ -134,8 +168,3 @@ class CursorLog:
             self._entries.popleft()
         (epoch, position), cursor = self._entries[0]
         return {"epoch": epoch, "position": position, "cursor": cursor}
-
-
-def oldest_place(lanes: LaneMap, batching: Batching, lane_states: dict[str, Json]) -> Place:
-    """Return the first record that a rank with these lane states needs again."""
-    return min((state["epoch"], lanes.position(int(lane), oldest_seq(batching, state))) for lane, state in lane_states.items())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aioloader.engine.assembler import Assembler, Turn
-from aioloader.engine.plan import Plan, Run
-from aioloader.engine.producer import CursorLog, oldest_place
+from aioloader.engine.plan import Run
+from aioloader.engine.producer import CursorLog
 from aioloader.errors import SourceError
 from aioloader.protocols import Json
 
@@ -14,21 +14,18 @@ __all__ = ["Progress"]
 class Progress:
     """The arithmetic of a pass, shared by the running engine and the inline one."""
 
-    def __init__(self, plan: Plan, run: Run) -> None:
+    def __init__(self, run: Run) -> None:
         self.cursors = CursorLog()
         self.num_delivered = 0
-        self._plan = plan
         self._run = run
         self._num_before_epoch = 0
         self._first_epoch = run.state["source"]["epoch"]
 
     def state_after(self, turn: Turn) -> Json:
-        """Return the rank's state once a micro-batch is delivered."""
-        place = oldest_place(self._plan.lanes, self._plan.batching, turn.lanes)
+        """Return what of the rank's state is new once a micro-batch is delivered."""
         return {
-            **self._run.state,
             "end_epoch": self._run.end_epoch,
-            "source": self.cursors.before(place),
+            "source": self.cursors.before(turn.place),
             "turn": turn.turn,
             "lanes": turn.lanes,
         }

@@ -6,6 +6,7 @@ import contextlib
 import json
 import pickle
 import socket
+import time
 import traceback
 from collections.abc import AsyncIterator
 
@@ -23,6 +24,8 @@ from aioloader.runtime.wire import Wire, WireClosedError
 from aioloader.telemetry.stages import Stages
 
 __all__ = ["serve"]
+
+_FREE_SHARE = 8  # of the memory limit, for shared memory that is kept for reuse: once on the way in, once on the way out
 
 
 async def serve(plan: Plan, trainer: socket.socket, zygote: socket.socket | None) -> None:
@@ -47,9 +50,10 @@ class _Session:
         self._plan = plan
         self._wire = wire
         self._zygote = zygote
-        self._outbox = Outbox(wire, plan.prefetch_batches)
+        self._outbox = Outbox(wire, plan.prefetch_batches, max_free_bytes=plan.memory_limit // _FREE_SHARE)
         self._stages = Stages()
         self._pipeline: Pipeline | None = None
+        self._started_s = time.monotonic()
 
     async def serve(self) -> None:
         closed = False
@@ -60,7 +64,7 @@ class _Session:
                     if frame.kind == RUN:
                         tasks.start_soon(self._run, pickle.loads(frame.meta), pool)
                     elif frame.kind == TAKEN:
-                        self._outbox.take_back(*pickle.loads(frame.meta))
+                        self._outbox.take_back(1, pickle.loads(frame.meta) if frame.meta else [])
                     elif frame.kind == STATS:
                         await self._wire.send_async(STATS, pickle.dumps(self._snapshot(pool)))
             except WireClosedError:
@@ -77,7 +81,9 @@ class _Session:
             pool = ThreadPool(plan.num_workers, plan.preprocess)
         else:
             assert forks is not None
-            pool = ProcessPool(forks, plan.num_workers, plan.preprocess, plan.recovery)
+            pool = ProcessPool(
+                forks, plan.num_workers, plan.preprocess, plan.recovery, max_free_bytes=plan.memory_limit // _FREE_SHARE // plan.num_workers
+            )
         if forks is not None:
             tasks.start_soon(forks.run)
         tasks.start_soon(pool.start, tasks)
@@ -93,6 +99,8 @@ class _Session:
     async def _run(self, run: Run, pool: ProcessPool | ThreadPool) -> None:
         """Run one pass and say how it ended."""
         following: Run | None = run
+        if self._pipeline is None:
+            self._started_s = time.monotonic()
         try:
             while following is not None:
                 pipeline = self._pipeline = Pipeline(self._plan, following, pool, self._outbox, self._stages)
@@ -105,12 +113,17 @@ class _Session:
             await self._wire.send_async(END, json.dumps(state).encode(), [pickle.dumps(self._snapshot(pool))])
 
     def _snapshot(self, pool: ProcessPool | ThreadPool) -> dict[str, object]:
-        slots = None if self._pipeline is None else self._pipeline.budget.slots
+        budget = None if self._pipeline is None else self._pipeline.budget
+        if budget is not None:
+            budget.note_peaks()
         return {
-            "stages": self._stages.snapshot(),
-            "in_flight": 0 if slots is None else slots.in_flight,
-            "peak_in_flight": 0 if slots is None else slots.peak,
-            "buffer_size": self._plan.buffer_size if slots is None else slots.limit,
+            "stages": self._stages.snapshot(time.monotonic() - self._started_s),
+            "in_flight": 0 if budget is None else budget.slots.in_flight,
+            "peak_in_flight": 0 if budget is None else budget.slots.peak,
+            "buffer_size": self._plan.buffer_size if budget is None else budget.slots.limit,
+            "in_flight_bytes": 0 if budget is None else budget.in_flight_bytes,
+            "peak_in_flight_bytes": 0 if budget is None else budget.peak_bytes,
+            "memory_limit": self._plan.memory_limit,
             "waiting_batches": self._outbox.num_waiting,
             "workers": pool.num_workers,
             "worker_pids": pool.pids,

@@ -60,9 +60,10 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """An outcome with what it cost: `service_s` seconds in the worker named `worker`, `nbytes` on the way back."""
+    """An outcome with what it cost: seconds in the worker of that name, bytes of the result, bytes of the records on their way."""
 
     outcome: Outcome
     worker: str
     service_s: float
     nbytes: int = 0
+    raw_nbytes: int = 0

@@ -1,19 +1,20 @@
 """Samples as columns: one buffer per field instead of one per array, so that a block costs per field and not per sample.
 
-Samples that are all mappings with the same keys (or all bare arrays) become columns. A column of arrays or tensors of one
-dtype and one shape after the first axis is their concatenation and, where they differ, their lengths; any other column is the
-list of its values. What comes back are views into the columns, equal to what went in.
+Samples that are all dicts with the same keys (or all bare arrays) become columns. A column of arrays or tensors of one dtype
+and one shape after the first axis is their concatenation and, where they differ, their lengths; any other column is the list
+of its values.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-__all__ = ["Columns", "Concatenation", "from_columns", "split", "to_columns"]
+from aioloader.sequences import Column, RaggedRows, Rows
 
-_MIN_SAMPLES = 4  # below this, columns cost more than they save
+__all__ = ["Columns", "Concatenation", "from_flat", "to_columns"]
 
 
 class Concatenation(NamedTuple):
@@ -47,7 +48,7 @@ class Concatenation(NamedTuple):
 class Columns(NamedTuple):
     """Samples by field. `keys` is None for bare arrays; a value is a `Concatenation` or the plain list of values."""
 
-    keys: tuple[str, ...] | None
+    keys: tuple[Any, ...] | None
     values: list[Any]
 
     @property
@@ -58,47 +59,32 @@ class Columns(NamedTuple):
 
 def to_columns(samples: Sequence[Any]) -> Columns | None:
     """Return the samples as columns, or None where they are of too many kinds or hold nothing that gains by it."""
-    if len(samples) < _MIN_SAMPLES:
+    if not samples:
         return None
     first = samples[0]
     if type(first) is not dict:
         column = _concatenation(samples)
         return None if column is None else Columns(None, [column])
     keys = tuple(first)
-    if any(type(sample) is not dict or tuple(sample) != keys for sample in samples):
+    if not keys or not _all_same(map(type, samples), dict, len(samples)) or not _all_same(map(tuple, samples), keys, len(samples)):
         return None
     values: list[Any] = []
     for key in keys:
-        column_values = [sample[key] for sample in samples]
+        column_values = list(map(itemgetter(key), samples))
         values.append(_concatenation(column_values) or column_values)
     columns = Columns(keys, values)
     return columns if columns.num_concatenations else None
 
 
-def from_columns(keys: tuple[str, ...] | None, columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the samples again."""
-    if keys is None:
-        return list(columns[0])
-    return [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def split(flat: Any, num_samples: int, lengths: list[int] | int, torch_dtype: str | None) -> list[Any]:
-    """Return the arrays of a concatenation `flat` as views of it."""
-    if torch_dtype is not None:
-        torch = sys.modules["torch"]
-        flat = torch.from_numpy(flat)
-        if flat.dtype != (dtype := getattr(torch, torch_dtype)):
-            flat = flat.view(dtype)
+def from_flat(flat: Any, num_samples: int, lengths: list[int] | int, torch_dtype: str | None) -> Column:
+    """Return the column whose concatenation is `flat`."""
     if isinstance(lengths, int):
-        rows = flat.reshape(num_samples, lengths, *flat.shape[1:])
-        return list(rows) if torch_dtype is None else list(rows.unbind(0))
-    if torch_dtype is not None:
-        return list(flat.split(lengths))
-    views, at = [], 0
+        return Rows([flat.reshape(num_samples, lengths, *flat.shape[1:])], torch_dtype)
+    starts, at = [], 0
     for length in lengths:
-        views.append(flat[at : at + length])
+        starts.append(at)
         at += length
-    return views
+    return RaggedRows(flat, starts, lengths, torch_dtype)
 
 
 def _concatenation(values: Sequence[Any]) -> Concatenation | None:
@@ -116,17 +102,23 @@ def _concatenation(values: Sequence[Any]) -> Concatenation | None:
         values = arrays
     elif kind is not numpy.ndarray:
         return None
-    first = values[0]
+    first, num_values = values[0], len(values)
     dtype, shape = first.dtype, first.shape
     if not shape or dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.kind in "Mm":
         return None
+    if not _all_same(map(type, values), numpy.ndarray, num_values) or not _all_same((value.dtype for value in values), dtype, num_values):
+        return None
+    shapes = [value.shape for value in values]
+    if shapes.count(shape) == num_values:
+        return Concatenation(values, shape[0], torch_dtype)
     trailing = shape[1:]
-    for value in values:
-        if type(value) is not numpy.ndarray or value.dtype != dtype or value.ndim != len(shape) or value.shape[1:] != trailing:
-            return None
-    lengths = [len(value) for value in values]
-    equal = lengths.count(lengths[0]) == len(lengths)
-    return Concatenation(values, lengths[0] if equal else lengths, torch_dtype)
+    if any(len(other) != len(shape) or other[1:] != trailing for other in shapes):
+        return None
+    return Concatenation(values, [other[0] for other in shapes], torch_dtype)
+
+
+def _all_same(values: Any, wanted: Any, number: int) -> bool:
+    return [*values].count(wanted) == number  # three times as fast as a loop that stops early
 
 
 def _as_arrays(torch: Any, tensors: Sequence[Any]) -> list[Any] | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import pickle
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +18,13 @@ from anyio.abc import TaskGroup
 from aioloader.errors import ConfigError, HostError, WorkerError
 from aioloader.faults import class_names
 from aioloader.pools.chunk import Block, Chunk, Failure, Outcome
+from aioloader.pools.handle import Pending, WorkerHandle
 from aioloader.pools.progress import ProgressPage
 from aioloader.pools.recovery import Blame, RecoveryOptions, RestartBudget, join_blocks, split_chunk
 from aioloader.pools.runner import describe_failure
 from aioloader.pools.transport import decode, encode, write
-from aioloader.pools.worker import BLOCK, CHUNK, pack
-from aioloader.runtime.segments import SegmentViews
+from aioloader.pools.worker import BLOCK, CHUNK, REVOKED, pack
+from aioloader.runtime.segments import HeldBytes
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.spawn import ForkClient, describe_exit
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
@@ -36,13 +36,15 @@ _log = logging.getLogger("aioloader")
 _CHUNKS_PER_WORKER = 2  # one running, one queued: the next is there when the first is done
 _EXIT_TIMEOUT_S = 1.0
 _STACK_WAIT_S = 0.2
-_MAX_STACK_BYTES = 1 << 16
+_BALANCE_S = 0.02
 
 
 class ProcessPool:
     """Runs chunks in `num_workers` processes; the next chunk goes to the least loaded one."""
 
-    def __init__(self, forks: ForkClient, num_workers: int, preprocess: bytes, recovery: RecoveryOptions) -> None:
+    def __init__(
+        self, forks: ForkClient, num_workers: int, preprocess: bytes, recovery: RecoveryOptions, *, max_free_bytes: int = 1 << 28
+    ) -> None:
         self.num_workers = num_workers
         self._timeout_s = recovery.timeout_s
         self._blame = Blame(recovery.max_kills)
@@ -50,10 +52,12 @@ class ProcessPool:
         self._max_restarts_per_minute = recovery.max_restarts_per_minute
         self.capacity = num_workers * _CHUNKS_PER_WORKER
         self._forks = forks
+        self._max_free_bytes = max_free_bytes
         self._preprocess = preprocess
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerHandle] = []
         self._error: Exception | None = None
         self._changed = Signal()
+        self._held = HeldBytes()
 
     async def start(self, tasks: TaskGroup) -> None:
         """Fork the workers; returns when all are started. Their receivers run in `tasks`. What fails here is raised by `run`."""
@@ -79,6 +83,8 @@ class ProcessPool:
             return
         if self._timeout_s is not None:
             tasks.start_soon(self._watch, self._timeout_s)
+        if self.num_workers > 1:
+            tasks.start_soon(self._balance)
 
     async def run(self, chunk: Chunk) -> Block:
         """Preprocess a chunk. A cancelled caller leaves it running; its block is thrown away.
@@ -95,7 +101,7 @@ class ProcessPool:
             return await self._run_movable(chunk)
         number = worker.next_number
         worker.next_number += 1
-        pending = worker.pending[number] = _Pending()
+        pending = worker.pending[number] = Pending(encoded.nbytes)
         try:
             body = memoryview(bytearray(encoded.nbytes))
             write(encoded, body)
@@ -113,11 +119,11 @@ class ProcessPool:
         finally:
             worker.pending.pop(number, None)
             self._notify()
-        if pending.block is None:
-            return await self._run_again(chunk, pending)
-        return pending.block
+        if pending.block is not None:
+            return pending.block
+        return await (self.run(chunk) if pending.death is None else self._run_again(chunk, pending))
 
-    async def _run_again(self, chunk: Chunk, pending: _Pending) -> Block:
+    async def _run_again(self, chunk: Chunk, pending: Pending) -> Block:
         """Run the records of a dead worker's chunk again, the one that was running alone, so that blame finds the right one."""
         assert pending.death is not None
         if self._error is not None:
@@ -148,6 +154,11 @@ class ProcessPool:
         return replace(block, outcome=block.outcome._replace(failure=failure))
 
     @property
+    def held_bytes(self) -> int:
+        """Return the bytes of results that are still in use."""
+        return self._held.total
+
+    @property
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
         return [worker.pid for worker in self._workers]
@@ -172,7 +183,7 @@ class ProcessPool:
             await self._forks.kill(worker.pid)
             worker.close()
 
-    async def _fork(self, number: int) -> _Worker:
+    async def _fork(self, number: int) -> WorkerHandle:
         ours, theirs = socket.socketpair()
         progress = ProgressPage()
         stack = os.memfd_create("aioloader-stack", os.MFD_CLOEXEC)
@@ -180,15 +191,15 @@ class ProcessPool:
             with theirs:
                 name = f"aioloader-w{number}"
                 descriptors = [theirs.fileno(), progress.descriptor, stack]
-                pid = await self._forks.fork("aioloader.pools.worker:main", name, b"", descriptors)
+                pid = await self._forks.fork("aioloader.pools.worker:main", name, pickle.dumps(self._max_free_bytes), descriptors)
         except BaseException:
             ours.close()
             progress.close()
             os.close(stack)
             raise
-        return _Worker(f"{number}", pid, Wire(ours), progress, stack)
+        return WorkerHandle(f"{number}", pid, Wire(ours), progress, stack)
 
-    async def _least_loaded(self) -> _Worker:
+    async def _least_loaded(self) -> WorkerHandle:
         while True:
             if self._error is not None:
                 raise self._error
@@ -198,7 +209,7 @@ class ProcessPool:
                     return worker
             await self._changed.wait()
 
-    async def _serve(self, worker: _Worker) -> None:
+    async def _serve(self, worker: WorkerHandle) -> None:
         """Receive a worker's blocks; when it dies, put another in its place."""
         while True:
             try:
@@ -243,7 +254,16 @@ class ProcessPool:
                     worker.timed_out_s = timeout_s
                     await self._forks.kill(worker.pid)
 
-    def _settle(self, worker: _Worker, frame: Frame) -> None:
+    async def _balance(self) -> None:
+        """Give chunks that wait behind a slow one to workers that have nothing to do."""
+        while True:
+            await anyio.sleep(_BALANCE_S)
+            num_idle = sum(not worker.pending for worker in self._workers)
+            for worker in self._workers if num_idle else ():
+                if num_idle and worker.revoke_queued(time.monotonic_ns() - int(_BALANCE_S * 1e9)):
+                    num_idle -= 1
+
+    def _settle(self, worker: WorkerHandle, frame: Frame) -> None:
         assert frame.kind == BLOCK
         number, num_done, counts, failure, service_s, sizes, where, retired = pickle.loads(frame.meta)
         for segment in retired:
@@ -253,20 +273,20 @@ class ProcessPool:
             segment, segment_bytes, nbytes = where
             if frame.descriptors:
                 worker.views.attach(segment, frame.descriptors[0], segment_bytes)
-            memory = worker.views.view(segment, nbytes, self._returner(worker)).data
+            memory = worker.views.view(segment, nbytes, self._held.holding(nbytes, worker.returned.append)).data
+        elif nbytes:
+            memory = self._held.hold(memory)
         pending = worker.pending.get(number)
-        if pending is not None:
+        if pending is not None and num_done == REVOKED:  # at the very moment at which it would have begun
+            pending.finish()
+        elif pending is not None:
             try:
                 outcome = Outcome(num_done, counts, decode(sizes, memory), failure)
             except Exception as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
                 outcome = Outcome(0, [], [], describe_failure(error))
-            pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes)
+            pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes, pending.raw_nbytes)
             pending.finish()
         worker.last_block_ns = time.monotonic_ns()
-
-    def _returner(self, worker: _Worker) -> Callable[[int], None]:
-        """Return what is called, maybe in the middle of anything, when the last view of a segment is gone."""
-        return worker.returned.append
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -276,84 +296,11 @@ class ProcessPool:
         self._changed.notify()
 
 
-class _Pending:
-    """A chunk that a worker holds."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.sent_ns = time.monotonic_ns()
-        self.block: Block | None = None
-        self.death: WorkerError | None = None
-        self.running: int | None = None
-        """Index of the record that was running when the worker died, None if it had not begun this chunk."""
-
-    def finish(self) -> None:
-        """Wake the caller, if it still waits."""
-        if not self.done.done():
-            self.done.set_result(None)
+def _load(worker: WorkerHandle) -> int:
+    return len(worker.pending)
 
 
-class _Worker:
-    """The engine's view of one worker process."""
-
-    def __init__(self, name: str, pid: int, wire: Wire, progress: ProgressPage, stack: int) -> None:
-        self.name = name
-        self.pid = pid
-        self.wire = wire
-        self.progress = progress
-        self._stack = stack
-        self.pending: dict[int, _Pending] = {}
-        self.next_number = 0
-        self.views = SegmentViews()
-        self.returned: list[int] = []
-        self.timed_out_s: float | None = None
-        self.last_block_ns = 0
-        self.is_open = True
-
-    def silent_s(self, now_ns: int) -> float:
-        """Return the seconds since the last sign of life of a worker that holds chunks."""
-        place = self.progress.place()
-        since_ns = min(pending.sent_ns for pending in self.pending.values()) if place is None else place.since_ns
-        return (now_ns - max(since_ns, self.last_block_ns)) / 1e9
-
-    def clear_stack(self) -> None:
-        """Make room for a new stack; the file's offset is shared with the worker."""
-        if self.is_open:
-            os.ftruncate(self._stack, 0)
-            os.lseek(self._stack, 0, os.SEEK_SET)
-
-    def describe(self, now_ns: int) -> str:
-        """Return what the worker is doing: the chunk's record, for how long, and the stack that it wrote."""
-        if not self.is_open:
-            return "was replaced"
-        place = self.progress.place()
-        if place is None:
-            return "idle"
-        stack = (
-            os.pread(self._stack, _MAX_STACK_BYTES, 0).decode(errors="replace")
-            or "no answer: stopped, or in native code that blocks signals"
-        )
-        return f"record {place.record_index} of its chunk, for {(now_ns - place.since_ns) / 1e9:.1f} s\n{stack}"
-
-    def lose(self, error: WorkerError) -> None:
-        """Fail the chunks that the dead worker held."""
-        place = self.progress.place()
-        for number, pending in self.pending.items():
-            pending.death = error
-            pending.running = place.record_index if place is not None and place.number == number else None
-            pending.finish()
-
-    def close(self) -> None:
-        """Let go of the worker; its memory stays valid where it is still viewed."""
-        if self.is_open:
-            self.is_open = False
-            self.wire.close()
-            self.views.close()
-            self.progress.close()
-            os.close(self._stack)
-
-
-def _death(worker: _Worker, exitcode: int | None) -> WorkerError:
+def _death(worker: WorkerHandle, exitcode: int | None) -> WorkerError:
     how = describe_exit(exitcode)
     hint = "look for the out-of-memory killer or a crash in native code"
     if worker.timed_out_s is not None:
@@ -384,7 +331,3 @@ def _first_unmovable(records: Sequence[Any]) -> tuple[int, Failure]:
         except Exception as error:  # noqa: BLE001 - a foreign __reduce__ may raise anything
             return index, describe_failure(error)
     raise RuntimeError("records could not be encoded together but could one by one")
-
-
-def _load(worker: _Worker) -> int:
-    return len(worker.pending)

@@ -1,4 +1,7 @@
-"""A page of shared memory in which a worker notes what it is doing, so that its death or silence can be laid to a record."""
+"""A page of shared memory in which a worker notes what it is doing, so that its death or silence can be laid to a record.
+
+Chunks have rising numbers. The engine can take back one that has not begun, for a worker that has nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import NamedTuple
 
 __all__ = ["Place", "ProgressPage"]
 
-_NUMBER, _INDEX, _SINCE = 0, 1, 2
+_NUMBER, _INDEX, _SINCE, _REVOKED = 0, 1, 2, 3
 _IDLE = -1
 
 
@@ -31,13 +34,22 @@ class ProgressPage:
         self._mmap = mmap.mmap(self.descriptor, mmap.PAGESIZE)
         self._cells = memoryview(self._mmap).cast("q")
         if descriptor is None:
-            self._cells[_NUMBER] = _IDLE
+            self._cells[_NUMBER] = self._cells[_REVOKED] = _IDLE
 
-    def begin_chunk(self, number: int) -> None:
-        """Note that a chunk begins, with its first record."""
+    def begin_chunk(self, number: int) -> bool:
+        """Note that a chunk begins, with its first record; return False if it was revoked and must not be run."""
         self._cells[_INDEX] = 0
         self._cells[_SINCE] = time.monotonic_ns()
         self._cells[_NUMBER] = number
+        return self._cells[_REVOKED] < number
+
+    def revoke(self, number: int) -> bool:
+        """Take back the last chunk sent, on the engine's side; return False if it has begun, or may just be beginning.
+
+        Each side writes its cell before it reads the other's, so at least one of them sees what the other did.
+        """
+        self._cells[_REVOKED] = number
+        return self._cells[_NUMBER] < number
 
     def begin_record(self, index: int) -> None:
         """Note that a record begins."""

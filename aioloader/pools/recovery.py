@@ -94,4 +94,5 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         quarantined.extend(entry._replace(record_index=num_done + entry.record_index) for entry in one.quarantined)
         num_done += one.num_done
     outcome = Outcome(num_done, counts, samples, outcomes[-1].failure, quarantined)
-    return Block(outcome, blocks[-1].worker, sum(block.service_s for block in blocks), sum(block.nbytes for block in blocks))
+    service_s = sum(block.service_s for block in blocks)
+    return Block(outcome, blocks[-1].worker, service_s, sum(block.nbytes for block in blocks), sum(block.raw_nbytes for block in blocks))

@@ -30,6 +30,9 @@ _MASK = (1 << 64) - 1
 _Key = tuple[int, int, RecordId]
 """(seed, epoch, record id)."""
 
+_DRAW_PAST_NUMPY = ("scipy.stats", "sklearn.utils")
+"""Modules that draw from NumPy's hidden generator, past the functions wrapped here."""
+
 _current: ContextVar[_Key | None] = ContextVar("aioloader_record", default=None)
 
 
@@ -123,6 +126,7 @@ class LazySeeding:
         self._random_is_fresh = True
         self._numpy_is_fresh = True
         self._torch_generator: Any = None
+        self._numpy_is_drawn_past = False
 
     def use(self, seed: int) -> None:
         """Take another seed of the run."""
@@ -132,7 +136,9 @@ class LazySeeding:
     def install(self) -> None:
         """Wrap `random` now, and the others now or at the end of their import."""
         _wrap_functions(random, random._inst, self._refresh_random)
-        for name, arrive in (("numpy.random", self._install_numpy), ("torch", self._install_torch)):
+        arrivals = [("numpy.random", self._install_numpy), ("torch", self._install_torch)]
+        arrivals += [(name, self._seed_numpy_always) for name in _DRAW_PAST_NUMPY]
+        for name, arrive in arrivals:
             if name in sys.modules:
                 arrive()
             else:
@@ -140,14 +146,13 @@ class LazySeeding:
 
     def begin(self, epoch: int, record: RecordId) -> None:
         """See `Seeding`."""
-        self._key = (self._seed, epoch, record)
-        self._random_is_fresh = False
-        self._numpy_is_fresh = False
-        _current.set(self._key)
+        self._key = key = (self._seed, epoch, record)
+        self._random_is_fresh = self._numpy_is_fresh = False
+        _current.set(key)
         if self._torch_generator is not None:
             self._seed_torch()
-        if "numpy.random" in sys.modules and ("scipy.stats" in sys.modules or "sklearn.utils" in sys.modules):
-            self._refresh_numpy()  # they draw from numpy's hidden generator, past the functions wrapped here
+        if self._numpy_is_drawn_past:
+            self._refresh_numpy()
 
     def end(self) -> None:
         """See `Seeding`."""
@@ -159,6 +164,10 @@ class LazySeeding:
     def _install_torch(self) -> None:
         self._torch_generator = sys.modules["torch"].default_generator
         self._seed_torch()
+
+    def _seed_numpy_always(self) -> None:
+        self._numpy_is_drawn_past = True
+        self._refresh_numpy()
 
     def _seed_torch(self) -> None:
         self._torch_generator.manual_seed(record_seed(*self._key) & _MASK >> 1)

@@ -53,26 +53,35 @@ class Runner:
         """Preprocess records in order until one fails; whatever the function raises is part of the outcome."""
         if self._preprocess.function is None:
             return Outcome(len(chunk.records), None, chunk.records, None)
-        counts: list[int] = []
         samples: list[Sample] = []
-        begin_record = self._begin_record
-        begin, end, epoch = self._seeding.begin, self._seeding.end, chunk.epoch
-        for record, record_id in zip(chunk.records, chunk.ids, strict=True):
-            if self._is_stopped:
-                break
-            begin_record(len(counts))
-            try:
-                call = self._call or self._bound()
+        counts: list[int] | None = None  # kept from the first record on that does not give exactly one
+        num_done = 0
+        begin_record, begin, end, epoch = self._begin_record, self._seeding.begin, self._seeding.end, chunk.epoch
+        begin_record(0)
+        try:
+            call = self._call or self._bound()
+            for record, record_id in zip(chunk.records, chunk.ids, strict=True):
+                if self._is_stopped:
+                    break
+                begin_record(num_done)
                 begin(epoch, record_id)
-                made = _samples_of(call(record))
-            except BaseException as error:  # noqa: BLE001 - a foreign function may raise anything; it is delivered in its place
-                return Outcome(len(counts), counts, samples, describe_failure(error))
-            finally:
-                end()
-            counts.append(len(made))
-            samples.extend(made)
-        uniform = len(samples) == len(counts) and counts.count(1) == len(counts)
-        return Outcome(len(counts), None if uniform else counts, samples, None)
+                try:
+                    made = call(record)
+                finally:
+                    end()
+                if made is not None and type(made) is not list:
+                    samples.append(made)
+                    if counts is not None:
+                        counts.append(1)
+                else:
+                    counts = [1] * num_done if counts is None else counts
+                    counts.append(len(made or ()))
+                    samples.extend(made or ())
+                num_done += 1
+        except BaseException as error:  # noqa: BLE001 - a foreign function may raise anything; it is delivered in its place
+            return Outcome(num_done, counts, samples, describe_failure(error))
+        is_uniform = counts is None or (len(samples) == num_done and counts.count(1) == num_done)
+        return Outcome(num_done, None if is_uniform else counts, samples, None)
 
     def _bound(self) -> Callable[[Record], Any]:
         """Return the function of one record; the worker's own object is made at the first record, where its failure has a place.
@@ -126,15 +135,6 @@ def _rows(columns: Mapping[str, Sequence[Any]] | None) -> Iterator[dict[str, Any
     names = list(columns)
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(names, values, strict=True))
-
-
-def _samples_of(result: Any) -> Sequence[Sample]:
-    """Return what one result stands for: None is no sample, a list is its elements, anything else is one sample."""
-    if result is None:
-        return ()
-    if type(result) is list:
-        return result
-    return (result,)
 
 
 def describe_failure(error: BaseException) -> Failure:

@@ -19,6 +19,7 @@ from aioloader.errors import ConfigError
 from aioloader.pools.chunk import Block, Chunk, Outcome
 from aioloader.pools.rng import NamedSeeding
 from aioloader.pools.runner import Preprocess, Runner
+from aioloader.pools.sizes import approximate_nbytes
 from aioloader.runtime.threads import CallThread
 
 __all__ = ["ThreadPool"]
@@ -83,7 +84,10 @@ class ThreadPool:
         worker = self._idle.pop()
         started = time.perf_counter()
         outcome = await worker.thread.call(self._work, asyncio.get_running_loop(), worker, chunk)
-        return Block(outcome, f"{worker.number} (thread)", time.perf_counter() - started)
+        service_s = time.perf_counter() - started
+        return Block(
+            outcome, f"{worker.number} (thread)", service_s, approximate_nbytes(outcome.samples), approximate_nbytes(chunk.records)
+        )
 
     def _work(self, loop: asyncio.AbstractEventLoop, worker: _Worker, chunk: Chunk) -> Outcome:
         """Run a chunk, in its thread. The thread is free when it is done, not when its caller stops waiting."""
@@ -96,6 +100,11 @@ class ThreadPool:
     def _give_back(self, worker: _Worker) -> None:
         self._idle.append(worker)
         self._room.release()
+
+    @property
+    def held_bytes(self) -> None:
+        """Return None: what samples take in this process is only estimated."""
+        return None
 
     @property
     def pids(self) -> list[int]:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from aioloader.pools.columns import Concatenation, from_columns, split, to_columns
+from aioloader.pools.columns import Concatenation, from_flat, to_columns
+from aioloader.sequences import SampleColumns
 
 __all__ = ["Encoded", "decode", "encode", "encode_samples", "write"]
 
@@ -45,7 +46,7 @@ def encode(value: Any) -> Encoded:
 
 
 def encode_samples(samples: Sequence[Any]) -> Encoded:
-    """Return a list of samples as bytes, in columns where that is possible. Decoding gives the list back. Raises as `encode`."""
+    """Return samples as bytes, in columns where that is possible: then decoding gives `SampleColumns`. Raises as `encode`."""
     columns = to_columns(samples)
     if columns is None:
         return encode(list(samples))
@@ -91,9 +92,10 @@ class _Layout(NamedTuple):
     num_samples: int
     columns: list[Any]
 
-    def samples(self, beside: Sequence[memoryview]) -> list[Any]:
-        numpy = importlib.import_module("numpy")
-        values = []
+    def samples(self, beside: Sequence[memoryview]) -> SampleColumns:
+        import numpy
+
+        values: list[Any] = []
         for column in self.columns:
             if isinstance(column, list):
                 values.append(column)
@@ -103,8 +105,8 @@ class _Layout(NamedTuple):
                 importlib.import_module("torch")
             rows = lengths * self.num_samples if isinstance(lengths, int) else sum(lengths)
             flat = numpy.frombuffer(beside[place], dtype) if len(beside[place]) else numpy.empty(0, dtype)
-            values.append(split(flat.reshape(rows, *trailing), self.num_samples, lengths, torch_dtype))
-        return from_columns(self.keys, values)
+            values.append(from_flat(flat.reshape(rows, *trailing), self.num_samples, lengths, torch_dtype))
+        return SampleColumns(self.keys, values)
 
 
 def _encoded(value: Any, parts: Sequence[Concatenation]) -> Encoded:

@@ -25,10 +25,11 @@ from aioloader.runtime.moving import dumps
 from aioloader.runtime.segments import Arena
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "Prepared", "main", "pack"]
+__all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "REVOKED", "Prepared", "main", "pack"]
 
 CHUNK = 1  # from the engine; brings along which segments are free again
 BLOCK = 11  # from the worker
+REVOKED = -1  # in place of the number of records done: the chunk was taken back and not run
 
 INLINE_BYTES = 1 << 16  # below this a copy through the socket is cheaper than a segment's bookkeeping
 
@@ -71,10 +72,15 @@ _seeding: LazySeeding | None = None
 
 
 def main(payload: bytes, descriptors: Sequence[int], prepared: Prepared) -> None:
-    """Entry of a worker process: `descriptors` are its socket, progress page and stack file, `prepared` was unpickled by the zygote."""
+    """Entry of a worker process.
+
+    `payload` says how much free memory to keep, `descriptors` are its socket, progress page and stack file, `prepared` was
+    unpickled by the zygote.
+    """
     progress = ProgressPage(descriptors[1])
     faulthandler.register(signal.SIGUSR1, file=descriptors[2], all_threads=True)  # how the engine asks where this worker stands
-    _Worker(Wire(socket.socket(fileno=descriptors[0])), Runner(*prepared, progress.begin_record), progress).serve()
+    wire = Wire(socket.socket(fileno=descriptors[0]))
+    _Worker(wire, Runner(*prepared, progress.begin_record), progress, Arena(pickle.loads(payload))).serve()
 
 
 class _Job(NamedTuple):
@@ -88,11 +94,11 @@ class _Job(NamedTuple):
 
 
 class _Worker:
-    def __init__(self, wire: Wire, runner: Runner, progress: ProgressPage) -> None:
+    def __init__(self, wire: Wire, runner: Runner, progress: ProgressPage, arena: Arena) -> None:
         self._wire = wire
         self._runner = runner
         self._progress = progress
-        self._arena = Arena()
+        self._arena = arena
         self._queued: deque[_Job] = deque()
 
     def serve(self) -> None:
@@ -115,7 +121,10 @@ class _Worker:
         self._queued.append(_Job(number, epoch, ids, sizes, frame.body))
 
     def _answer(self, job: _Job) -> None:
-        self._progress.begin_chunk(job.number)
+        if not self._progress.begin_chunk(job.number):
+            self._wire.send(BLOCK, _meta((job.number, REVOKED, None, None, 0.0, (), None, [])))
+            self._progress.end_chunk()
+            return
         started = time.perf_counter()
         outcome = self._run(job)
         service_s = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The in-flight budget: how many records may be between the upstream and the trainer at once.
+"""The in-flight budget: how many records, and how many bytes, may be between the upstream and the trainer at once.
 
     acquire (producer)  ->  working  ->  open (in a micro-batch that is not complete)  ->  ready  ->  release (delivery)
 
@@ -8,9 +8,16 @@ the ordered heap grow without bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aioloader.runtime.signal import Signal
 
 __all__ = ["Budget", "Slots"]
+
+_FORGETTING = 0.95
+"""Per chunk: how fast a large record is forgotten."""
+_UNMEASURED_RECORDS = 4
+"""Records in work until the first result shows how large they are."""
 
 
 class Slots:
@@ -48,6 +55,9 @@ class Slots:
     def start(self, num_records: int) -> None:
         """Count records that the producer takes."""
         self.working += num_records
+
+    def note_peak(self) -> None:
+        """Note how much is in flight if it is more than ever."""
         self.peak = max(self.peak, self.in_flight)
 
     def drop(self, num_records: int) -> None:
@@ -74,20 +84,62 @@ class Slots:
 
 
 class Budget:
-    """`Slots` that the producer can wait on."""
+    """`Slots` that the producer can wait on, and the bytes of what is in flight.
 
-    def __init__(self, limit: int) -> None:
+    Bytes are counted where they lie (`held_bytes`: results in shared memory and batches that wait for the trainer). Records
+    whose results are not there yet are counted as what the last ones took, so that the limit is kept when they come.
+
+    Attributes:
+        limit_bytes: Records are started only while what is in flight, with what they are expected to take, is within this;
+            None: however large they are.
+        headroom_bytes: Kept free for what is copied before the original is let go: a micro-batch.
+        num_finished: Of the records that count as working, those whose results `held_bytes` counts already.
+    """
+
+    def __init__(self, limit: int, limit_bytes: int | None = None, held_bytes: Callable[[], int] = lambda: 0) -> None:
         self.slots = Slots(limit)
+        self.limit_bytes = limit_bytes
+        self.headroom_bytes = 0
+        self.num_finished = 0
+        self.peak_bytes = 0
+        self._held_bytes = held_bytes
+        self._raw_bytes = 0.0
+        self._made_bytes = 0.0
+        self._is_measured = False
         self._changed = Signal()
 
+    @property
+    def in_flight_bytes(self) -> int:
+        """Return the bytes of raw records, finished results and waiting batches."""
+        return self._held_bytes() + int(self._num_unfinished * self._raw_bytes)
+
+    def observe(self, num_records: int, raw_bytes: int, made_bytes: int) -> None:
+        """Learn what records took, on their way to a worker and as results."""
+        if num_records:
+            self._raw_bytes = max(raw_bytes / num_records, self._raw_bytes * _FORGETTING)
+            self._made_bytes = max(made_bytes / num_records, self._made_bytes * _FORGETTING)
+            if not self._is_measured:
+                self._is_measured = True
+                self._changed.notify()
+        self.note_peaks()
+
+    def note_peaks(self) -> None:
+        """Note how much is in flight if it is more than ever."""
+        self.slots.note_peak()
+        self.peak_bytes = max(self.peak_bytes, self.in_flight_bytes)
+
+    def estimated_bytes(self) -> int:
+        """Return what the results that are there take, by the size of the last ones."""
+        return int((self.slots.open + self.slots.ready + self.num_finished) * self._made_bytes)
+
     async def acquire(self, max_records: int) -> int:
-        """Wait for free slots and take up to `max_records`; return how many.
+        """Wait until records may start and take up to `max_records`; return how many.
 
         Slots that come back one by one are gathered until they are worth a read, as long as others have work.
         """
         while True:
-            free = self.slots.free()
-            enough = min(max_records, max(1, self.slots.limit // 8))  # the limit may change meanwhile
+            free = self._free()
+            enough = min(max_records, max(1, min(self.slots.limit, self._most()) // 4))  # both may change meanwhile
             if free >= enough or (free and self.slots.is_idle):
                 break
             await self._changed.wait()
@@ -96,5 +148,28 @@ class Budget:
         return taken
 
     def changed(self) -> None:
-        """Wake the producer after slots were moved or given back."""
+        """Wake the producer after slots or bytes were moved or given back."""
         self._changed.notify()
+
+    @property
+    def _num_unfinished(self) -> int:
+        return max(0, self.slots.working - self.num_finished)
+
+    def _free(self) -> int:
+        """Return how many records may start now. One always may when nothing else is on its way, however large it is."""
+        free = self.slots.free()
+        if free <= 0 or self.limit_bytes is None:
+            return free
+        if not self._is_measured:
+            return max(0, min(free, _UNMEASURED_RECORDS - self.slots.working))
+        each = self._raw_bytes + self._made_bytes
+        room = self.limit_bytes - self.headroom_bytes - self._held_bytes() - self._num_unfinished * each
+        if free * each <= room:
+            return free
+        fitting = int(room // each) if room > 0 else 0
+        return fitting or int(self.slots.is_idle)
+
+    def _most(self) -> int:
+        """Return how many records of the size last seen are within the bytes."""
+        each = self._raw_bytes + self._made_bytes
+        return self.slots.limit if self.limit_bytes is None or not each else int(min(self.slots.limit, self.limit_bytes / each))

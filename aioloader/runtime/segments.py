@@ -12,11 +12,12 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Arena", "Segment", "SegmentViews"]
+__all__ = ["Arena", "HeldBytes", "Segment", "SegmentViews"]
 
 _GRANULE_BYTES = 1 << 16
 _PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -109,6 +110,7 @@ class SegmentViews:
 
     def __init__(self) -> None:
         self._mappings: dict[int, npt.NDArray[np.uint8]] = {}
+        self._watching: dict[int, weakref.ref[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._mappings)
@@ -123,17 +125,49 @@ class SegmentViews:
     def view(self, number: int, nbytes: int, on_release: Callable[[int], None]) -> npt.NDArray[np.uint8]:
         """Return uint8[nbytes] over a segment; `on_release(number)` is called when the last view made from it is gone."""
         owner = np.frombuffer(self._mappings[number].data, dtype=np.uint8, count=nbytes)
-        finalizer = weakref.finalize(owner, on_release, number)
-        finalizer.atexit = False
+        self._watching[number] = weakref.ref(owner, lambda _: on_release(number))
         return owner
 
     def forget(self, number: int) -> None:
         """Drop the mapping of a segment that its writer retired."""
         self._mappings.pop(number, None)
+        self._watching.pop(number, None)
 
     def close(self) -> None:
-        """Drop all mappings; each is unmapped when its last view is gone."""
+        """Drop all mappings, and no longer say when views are gone; each is unmapped when its last view is gone."""
         self._mappings.clear()
+        self._watching.clear()
+
+
+class HeldBytes:
+    """Counts the bytes of memory that somebody still views."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._watching: dict[int, weakref.ref[Any]] = {}
+        self._next_number = 0
+
+    def hold(self, memory: memoryview) -> memoryview:
+        """Return the same memory, counted until its last view is gone."""
+        owner = np.frombuffer(memory, dtype=np.uint8)
+        number = self._next_number
+        self._next_number += 1
+        release = self.holding(len(owner), self._forget)
+        self._watching[number] = weakref.ref(owner, lambda _: release(number))
+        return owner.data
+
+    def holding(self, nbytes: int, on_release: Callable[[int], None]) -> Callable[[int], None]:
+        """Count so many bytes until the function that is returned is called; that calls `on_release` in turn."""
+        self.total += nbytes
+
+        def release(number: int) -> None:
+            self.total -= nbytes
+            on_release(number)
+
+        return release
+
+    def _forget(self, number: int) -> None:
+        self._watching.pop(number, None)
 
 
 def _round_up(nbytes: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from aioloader.errors import ClosedError
 from aioloader.protocols import Cursor, Record, Span
 from aioloader.sources.place import cursor_error, number_records
-from aioloader.sources.pull import PATIENCE_S, Pulled, pull, source_error
+from aioloader.sources.pull import PATIENCE_S, Pulled, source_error
 
 __all__ = ["IndexedReader"]
 
@@ -48,6 +48,7 @@ class IndexedReader:
         self._many = many
         self._next = index
         self._piece = FIRST_PIECE
+        self._stride = 1
         self._failure: BaseException | None = None
         self._closed = False
 
@@ -78,13 +79,23 @@ class IndexedReader:
         self._closed = True
 
     def _pull_singly(self, first: int, stop: int) -> Pulled:
-        return pull(self._each(first, stop), stop - first)
-
-    def _each(self, first: int, stop: int) -> Iterator[Record]:
-        """Yield the records; being a generator, it makes an error of a StopIteration that `one` raises."""
-        one = self._one
-        for index in range(first, stop):
-            yield one(index)
+        """Read one by one until time is up; the clock is read after every few records, as long as those come fast."""
+        records: list[Record] = []
+        one, append = self._one, records.append
+        started = time.monotonic()
+        now = started
+        try:
+            while first < stop and now - started < PATIENCE_S:
+                end = min(first + self._stride, stop)
+                for index in range(first, end):
+                    append(one(index))
+                first, before, now = end, now, time.monotonic()
+                self._stride = 1 if now - before > PATIENCE_S / 4 else min(FIRST_PIECE, 2 * self._stride)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:  # noqa: BLE001 - settled by the caller, after the records before it
+            return Pulled(records, failure=failure)
+        return Pulled(records)
 
     def _pull_pieces(self, first: int, stop: int) -> Pulled:
         """Read piece by piece until time is up; a piece that fails is read one by one, to find the record."""

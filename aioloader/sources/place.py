@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import repeat
 
 from aioloader.errors import ConfigError, ResumeError, SourceError
 from aioloader.protocols import Cursor, Json, RecordId, Span
+from aioloader.sequences import RowIds
 from aioloader.sources.pull import Pulled, source_error
 
 __all__ = ["StreamPlace", "checked_state", "cursor_error", "number_records"]
@@ -88,7 +88,7 @@ class StreamPlace:
 
 def number_records(name: str, first: int, stop: int) -> Sequence[RecordId]:
     """Return the ids of records `first` to `stop - 1` of one shard."""
-    return list(zip(repeat(name), range(first, stop), strict=False))
+    return RowIds(name, range(first, stop))
 
 
 def cursor_error(name: str, cursor: Cursor, expected: str) -> ResumeError:

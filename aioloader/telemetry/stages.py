@@ -1,7 +1,8 @@
 """What each stage of the engine did and how long it waited.
 
-How to read them: a stage whose `service_s` grows as fast as the clock is the bottleneck; `wait_s` of `order` is time in which
-finished work waited for the record whose turn it was; `wait_s` of `bridge` is time in which batches waited for the trainer.
+How to read them: a stage whose `occupancy` is near the number of its workers (preprocess) or 1 (the others) is the
+bottleneck; `wait_s` of `order` is time in which finished work waited for the record whose turn it was; `wait_s` of `bridge` is
+time in which batches waited for the trainer.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ class Stage:
         """Count work that was done."""
         self.count += count
         self.service_s += service_s
-        self.wait_s += max(0.0, wait_s)
+        if wait_s > 0.0:
+            self.wait_s += wait_s
 
     def add_wait(self, wait_s: float) -> None:
         """Count time in which the stage had nothing to do."""
         self.wait_s += wait_s
 
-    def snapshot(self) -> dict[str, float]:
-        """Return the counters as plain data."""
-        return {"count": self.count, "service_s": self.service_s, "wait_s": self.wait_s}
+    def snapshot(self, elapsed_s: float) -> dict[str, float]:
+        """Return the counters as plain data, with the rate and the mean number at work over `elapsed_s`."""
+        over_s = max(elapsed_s, 1e-9)
+        return {
+            "count": self.count,
+            "service_s": self.service_s,
+            "wait_s": self.wait_s,
+            "rate_per_s": self.count / over_s,
+            "occupancy": self.service_s / over_s,
+        }
 
 
 @dataclass(slots=True)
@@ -44,6 +53,6 @@ class Stages:
     batch: Stage = field(default_factory=Stage)
     bridge: Stage = field(default_factory=Stage)
 
-    def snapshot(self) -> dict[str, dict[str, float]]:
-        """Return the counters of all stages as plain data."""
-        return {name: getattr(self, name).snapshot() for name in ("source", "preprocess", "order", "batch", "bridge")}
+    def snapshot(self, elapsed_s: float) -> dict[str, dict[str, float]]:
+        """Return the counters of all stages as plain data, over the time since the first pass began."""
+        return {name: getattr(self, name).snapshot(elapsed_s) for name in ("source", "preprocess", "order", "batch", "bridge")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from tests.benchmarks.work import Array, Sample, stack
 
-__all__ = ["Arrays", "HeavyTail", "PythonLoop", "Tokens", "iterations_for", "python_loop"]
+__all__ = ["Arrays", "HeavyTail", "PythonLoop", "SignedLoop", "Tokens", "iterations_for", "python_loop"]
 
 _ROWS = 4096
 _HEAVY_SHARE = 0.005
@@ -82,6 +83,27 @@ class PythonLoop:
     def sample(self, record: int) -> Sample:
         found = python_loop(self.iterations)
         return {"input_ids": _token_table(64)[record % _ROWS] ^ found}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        return stack(samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedLoop:
+    """A loop in Python for each record, and a sample that says which process made it, and when. A new process need not prepare anything."""
+
+    num_records: int
+    batch_size: int
+    iterations: int
+    window: int = 32
+    is_large: bool = False
+
+    def record(self, index: int) -> int:
+        return index
+
+    def sample(self, record: int) -> Sample:
+        found = python_loop(self.iterations)
+        return {"input_ids": np.full(64, record ^ found), "made": np.array([os.getpid(), time.monotonic_ns()])}
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         return stack(samples)

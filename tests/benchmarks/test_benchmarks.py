@@ -49,3 +49,12 @@ def test_each_way_of_measuring_gives_its_numbers(tmp_path: Path, workload: str, 
     assert {"machine", "versions", "date"} <= found.keys()
     assert f"{workload}: " in text
     assert "aioloader " in text
+
+
+def test_killing_workers_gives_its_numbers(tmp_path: Path) -> None:
+    """Only aioloader takes part: the others end with their worker."""
+    _, found = bench(tmp_path, "--workloads", "replacement")
+    (result,) = found["workloads"]
+    assert {row["contestant"] for row in result["rows"]} == {"aioloader", "aioloader-thread"}
+    assert all({"p50_ms", "max_ms", "delivered_p50_ms"} <= row["numbers"].keys() for row in result["rows"])
+    assert result["disagreements"] == []

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import probe_handover, probe_harm, probe_memory, probe_start, probe_throughput
+from tests.benchmarks import probe_handover, probe_harm, probe_memory, probe_replacement, probe_start, probe_throughput
 from tests.benchmarks.contestants import DATALOADERS, OURS, Feed
 from tests.benchmarks.digest import Digest
 from tests.benchmarks.goals import Goal
 from tests.benchmarks.real_work import Jpegs, Texts, prepare_jpegs, prepare_texts
-from tests.benchmarks.synthetic_work import Arrays, HeavyTail, PythonLoop, Tokens
+from tests.benchmarks.synthetic_work import Arrays, HeavyTail, PythonLoop, SignedLoop, Tokens
 from tests.benchmarks.task import Measurement, Settings, Task
 from tests.benchmarks.work import Work
 
@@ -21,6 +21,8 @@ Measure = Callable[[Feed, Work, Digest, Task], Measurement]
 
 _STEPS = 200
 _QUICK_STEPS = 20
+_KILLS = 30
+_QUICK_KILLS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,10 @@ def _harm(step_s: float) -> Measure:
         return probe_harm.measure(feed, step_s, _QUICK_STEPS if task.settings.is_quick else _STEPS, digest)
 
     return measure
+
+
+def _replacement(feed: Feed, work: Work, digest: Digest, task: Task) -> Measurement:
+    return probe_replacement.measure(feed, _QUICK_KILLS if task.settings.is_quick else _KILLS, digest)
 
 
 def _light_loop(num_records: int, settings: Settings) -> Work:
@@ -177,6 +183,18 @@ _ALL = (
         is_rate=False,
         contestants=(*OURS, *DATALOADERS, *_PEERS, "pool-64", "serial"),
         goals=(Goal(number="first_batch_ms", over="dataloader-forkserver", at_most=1.0),),
+    ),
+    Workload(
+        name="replacement",
+        title="from SIGKILL of a worker to the first sample of the process in its place, 1 ms of Python for each record",
+        make=lambda n, settings: SignedLoop(num_records=n, batch_size=1, iterations=settings.iterations_per_ms),
+        num_records=100 * _KILLS,
+        num_quick_records=100 * _QUICK_KILLS,
+        measure=_replacement,
+        headline="p50_ms",
+        is_rate=False,
+        contestants=OURS,
+        goals=(Goal(number="p50_ms", at_most=50.0),),
     ),
     Workload(
         name="handover",

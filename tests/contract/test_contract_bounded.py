@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aioloader import FixedBatch, Loader, Pack, PretrainCollator
+from aioloader import FixedBatch, Loader, Pack, PretrainCollator, StackCollator
 from tests.contract.cases import (
     INLINE,
     PROCESSES,
@@ -71,6 +71,21 @@ def test_a_slow_first_record_does_not_let_others_pile_up(options: Options) -> No
             assert source.num_read - len(delivered) <= 8 + 1, "the one just delivered was in flight until now"
         assert delivered == list(range(200))
         assert loader.stats()["peak_in_flight"] <= 8
+
+
+def slow_first_and_when_done(number: int) -> dict[str, float]:
+    return {"number": slow_first(number), "done_s": time.monotonic()}
+
+
+def test_no_worker_is_idle_while_records_wait_behind_a_slow_one() -> None:
+    """What was queued for the worker of the slow record goes to the other one."""
+    with Loader(
+        range(8), preprocess=slow_first_and_when_done, batch=FixedBatch(8), collate=StackCollator(), buffer_size=8, **PROCESSES
+    ) as loader:
+        (batch,) = loader
+    done_s = batch["done_s"].tolist()
+    assert batch["number"].tolist() == list(range(8))
+    assert max(done_s[1:]) < done_s[0] - 0.5
 
 
 def test_a_slow_first_record_with_a_sidecar() -> None:
@@ -154,3 +169,51 @@ def test_an_epoch_that_gives_nothing_ends_an_endless_run(options: Options) -> No
     with Loader([], batch=FixedBatch(8), collate=collate, **options) as loader:
         assert list(loader) == []
         assert list(loader) == []
+
+
+# What the trainer waits for
+
+
+class SlowSource:
+    """Gives a record every 20 ms."""
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(20):
+            time.sleep(0.02)
+            yield number
+
+
+def slow(number: int) -> int:
+    time.sleep(0.03)
+    return number
+
+
+def slow_now_and_then(number: int) -> int:
+    time.sleep(0.3 if number % 8 == 0 else 0.001)
+    return number
+
+
+@pytest.mark.parametrize("options", [PROCESSES, THREAD_HOST], ids=name_of)
+@pytest.mark.parametrize(
+    ("source", "preprocess", "pause_s", "cause"),
+    [
+        (SlowSource(), None, 0.0, "source"),
+        (range(30), slow, 0.0, "cpu"),
+        (range(33), slow_now_and_then, 0.0, "order"),
+        (range(20), None, 0.05, "consumer"),
+    ],
+    ids=["source", "cpu", "order", "consumer"],
+)
+def test_what_the_trainer_waits_for_is_named(source: Any, preprocess: Any, pause_s: float, cause: str, options: Options) -> None:
+    with Loader(source, preprocess=preprocess, batch=FixedBatch(1), collate=collate, buffer_size=32, **options) as loader:
+        causes: dict[str, float] = {}
+        for step, batch in enumerate(loader):
+            if step >= 2:  # the first wait is for the start
+                causes[batch.wait_cause] = causes.get(batch.wait_cause, 0.0) + (batch.wait_s if cause != "consumer" else 1)
+            time.sleep(pause_s)
+        stats = loader.stats()
+    assert max(causes, key=causes.__getitem__) == cause, causes
+    assert set(stats["waits"]) == {"source", "cpu", "order", "consumer"}
+    assert sum(entry["batches"] for entry in stats["waits"].values()) == stats["delivered_batches"]
+    assert stats["consumer_wait_s"] == pytest.approx(sum(entry["wait_s"] for entry in stats["waits"].values()))
+    assert stats["stages"]["preprocess"]["rate_per_s"] > 0

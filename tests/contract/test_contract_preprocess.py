@@ -85,6 +85,7 @@ def test_wrong_columns_are_named(options: Options) -> None:
     with Loader([{"a": 1}], preprocess=unequal, **settings) as loader:
         _, error = drain(loader)
     assert type(error) is PreprocessError
+    assert error.record == ("sequence", 0)
     assert "expected columns of equal length, got 'ids' has 3, 'mask' has 2; return one value" in str(error)
     with Loader([1, 2], preprocess=unequal, **settings) as loader:
         _, error = drain(loader)

@@ -256,6 +256,26 @@ def test_a_quarantine_has_a_budget_and_keeps_the_place(options: Options) -> None
     assert error.seq == 103, "a share is judged from 100 records on"
 
 
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, THREADS])
+def test_a_budget_that_is_used_up_blames_the_stage_that_failed_and_no_other(options: Options) -> None:
+    """K51: it says how many failures it was and where."""
+
+    def always(number: int) -> int:
+        raise ValueError(f"bad {number}")
+
+    with Loader(
+        range(12), preprocess=always, batch=FixedBatch(1), collate=collate, on_error=Quarantine(max_records=3), **options
+    ) as loader:
+        delivered, error = drain(loader)
+    assert delivered == []
+    assert type(error) is PreprocessError
+    assert (error.stage, error.seq) == ("preprocess", 3)
+    (note,) = error.__notes__
+    assert "max_records=3" in note
+    assert "one more than it allows, of 4 read" in note
+    assert not [stage for stage in ("source", "collate", "worker") if f"stage {stage}" in str(error)]
+
+
 def test_other_exceptions_are_raised() -> None:
     with Loader(
         range(40), preprocess=fail_every_fifth, batch=FixedBatch(1), collate=collate, workers=0, on_error={OSError: Quarantine()}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aioloader.batching import FixedBatch, Pack
 from aioloader.engine.assembler import Assembler, Stamps, Turn, fresh_rank_state
-from aioloader.engine.lane import LaneBatch
+from aioloader.engine.lane import LaneBatch, oldest_seq
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
@@ -173,7 +173,7 @@ class Drive:
         self.state = state
         self.ended: Json = None
         plan = case.plan(dp_rank)
-        self.progress = Progress(plan, Run(state=state, end_epoch=case.num_epochs))
+        self.progress = Progress(Run(state=state, end_epoch=case.num_epochs))
         self.assembler = Assembler(plan.lanes, plan.batching, state, self.slots, keep_partial=plan.keep_partial)
         self._plan = plan
         self._random = random.Random(seed)
@@ -228,12 +228,18 @@ class Drive:
 
     def _deliver(self, turns: Iterator[Turn]) -> Iterator[Step]:
         for turn in turns:
-            state = self.progress.state_after(turn)
+            state = {**self.state, **self.progress.state_after(turn)}
+            assert turn.place == self._oldest_place(turn.lanes)
             self._ready.append(turn.batch.num_records)
             self.check_slots()
             self._receive(self._random.randint(0, len(self._ready)))
             yield Step(view(turn.batch), turn.turn, json.loads(json.dumps(turn.lanes)), json.dumps(state))
         self.check_slots()
+
+    def _oldest_place(self, lanes: dict[str, Json]) -> tuple[int, int]:
+        """Return the first record that a rank with these lane states needs again."""
+        plan = self._plan
+        return min((state["epoch"], plan.lanes.position(int(lane), oldest_seq(plan.batching, state))) for lane, state in lanes.items())
 
     def _receive(self, num_batches: int) -> None:
         for _ in range(num_batches):

@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -14,53 +15,66 @@ import numpy as np
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aioloader.engine.channel import BATCH, Delivered, Outbox, decode_batch
+from aioloader.engine.channel import BATCH, Delivered, Field, Inbox, Layout, Outbox
 from aioloader.engine.output import Ready, TensorArray, to_arrays
 from aioloader.errors import BatchError
 from aioloader.runtime.budget import Budget
-from aioloader.runtime.segments import SegmentViews
 from aioloader.runtime.wire import Frame, Wire
+from aioloader.sequences import RowIds
 from aioloader.testing.leaks import resources
 
-INLINE_BYTES = 1 << 15
+INLINE_BYTES = 1 << 13
 SEGMENT_BYTES = 300_000
 
 
 class Ends:
     """Both ends of a channel: `outbox` of the engine, and what the trainer does with its frames."""
 
-    def __init__(self, prefetch_batches: int = 2) -> None:
+    def __init__(self, prefetch_batches: int = 2, max_held: int = 64) -> None:
         ours, theirs = socket.socketpair()
         self.engine, self.trainer = Wire(ours), Wire(theirs)
         self.outbox = Outbox(self.engine, prefetch_batches)
-        self.views = SegmentViews()
-        self.returned: list[int] = []
+        self.inbox = Inbox(max_held)
 
-    def take(self, *, copy: bool = False) -> Delivered:
+    def take(self) -> Delivered:
         frame = self.trainer.receive(5)
         assert frame is not None
         assert frame.kind == BATCH
-        return decode_batch(frame, self.views, self.returned.append, copy=copy)
+        return self.inbox.open(frame)
 
-    def give_back(self, num_taken: int = 1) -> None:
-        returned = self.returned[:]
-        del self.returned[: len(returned)]
-        self.outbox.take_back(num_taken, returned)
+    def give_back(self, num_taken: int = 1) -> list[int]:
+        returned = self.inbox.take_returned()
+        for number in range(num_taken):
+            self.outbox.take_back(1, returned if number == 0 else [])
+        if not num_taken:
+            self.outbox.take_back(0, returned)
+        return returned
 
     def close(self) -> None:
         self.outbox.close()
-        self.views.close()
+        self.inbox.close()
         self.engine.close()
         self.trainer.close()
 
 
 @contextlib.contextmanager
-def channel(prefetch_batches: int = 2) -> Iterator[Ends]:
-    ends = Ends(prefetch_batches)
+def channel(prefetch_batches: int = 2, max_held: int = 64) -> Iterator[Ends]:
+    ends = Ends(prefetch_batches, max_held)
     try:
         yield ends
     finally:
         ends.close()
+
+
+def fields(batch: Delivered) -> dict[str, Any]:
+    """Return the fields as the bridge finds them: arrays over the shared memory."""
+    found = {field.name: TensorArray([array(batch, field)], field.torch_dtype) for field in batch.layout.arrays}
+    return {name: found[name] if name in found else batch.others[name] for name in batch.layout.names}
+
+
+def array(batch: Delivered, field: Field) -> Any:
+    flat = np.frombuffer(batch.memory, field.dtype, field.num_elements, field.offset) if field.num_elements else np.empty(0, field.dtype)
+    return flat.reshape(field.shape)
 
 
 def ready(fields: dict[str, Any], *, step: int = 1, num_records: int = 3) -> Ready:
@@ -72,9 +86,10 @@ def ready(fields: dict[str, Any], *, step: int = 1, num_records: int = 3) -> Rea
         num_tokens=10,
         num_padding=5,
         num_targets=7,
-        records=[(("shard", 8), 4, 0), (("shard", 9), 5, 1)],
+        provenance=[(RowIds("shard", range(8, 9)), [4], None), ([("shard", 9)], [5], [1])],
         state={"position": step, "nested": [1, None]},
         num_records=num_records,
+        num_samples=2,
     )
 
 
@@ -97,13 +112,13 @@ OTHERS: dict[str, Any] = {"text": ["a", "b"], "none": None, "names": np.array(["
 @pytest.mark.parametrize("padding", [0, 1, INLINE_BYTES, SEGMENT_BYTES])
 @pytest.mark.parametrize("copy", [False, True])
 async def test_a_batch_arrives_as_it_was_sent(padding: int, copy: bool) -> None:
-    fields = {"padding": np.full(padding, 7, np.uint8), **ARRAYS, **OTHERS}
-    with channel() as ends:
-        await ends.outbox.put(ready(fields))
-        batch = ends.take(copy=copy)
-        assert list(batch.fields) == list(fields)
-        for name, value in fields.items():
-            got = batch.fields[name]
+    sent = {"padding": np.full(padding, 7, np.uint8), **ARRAYS, **OTHERS}
+    with channel(max_held=0 if copy else 64) as ends:
+        await ends.outbox.put(ready(sent))
+        batch = ends.take()
+        assert list(fields(batch)) == list(sent)
+        for name, value in sent.items():
+            got = fields(batch)[name]
             if name in OTHERS:
                 assert type(got) is type(value)
                 assert np.array_equal(got, value) if isinstance(value, np.ndarray) else got == value
@@ -116,10 +131,10 @@ async def test_a_batch_arrives_as_it_was_sent(padding: int, copy: bool) -> None:
             assert got.array.flags.c_contiguous
         assert (batch.step, batch.lane, batch.epoch) == (1, 2, 4)
         assert (batch.num_tokens, batch.num_padding, batch.num_targets) == (10, 5, 7)
-        assert batch.records() == [(("shard", 8), 4, 0), (("shard", 9), 5, 1)]
-        assert batch.state() == {"position": 1, "nested": [1, None]}
-        batch.state()["nested"].append("changed")
-        assert batch.state() == {"position": 1, "nested": [1, None]}
+        assert batch.load_records() == [(("shard", 8), 4, 0), (("shard", 9), 5, 1)]
+        assert batch.state_loader()() == {"position": 1, "nested": [1, None]}
+        batch.state_loader()()["nested"].append("changed")
+        assert batch.state_loader()() == {"position": 1, "nested": [1, None]}
 
 
 async def test_arrays_do_not_overlap() -> None:
@@ -127,8 +142,8 @@ async def test_arrays_do_not_overlap() -> None:
         await ends.outbox.put(ready({str(number): np.full(number * 1000, number, np.uint8) for number in range(20)}))
         batch = ends.take()
         for number in range(20):
-            batch.fields[str(number)].array[:] = 100 + number
-        assert all((batch.fields[str(number)].array == 100 + number).all() for number in range(20))
+            fields(batch)[str(number)].array[:] = 100 + number
+        assert all((fields(batch)[str(number)].array == 100 + number).all() for number in range(20))
 
 
 async def test_bfloat16_arrives_by_its_bits() -> None:
@@ -136,7 +151,7 @@ async def test_bfloat16_arrives_by_its_bits() -> None:
     with channel() as ends:
         tensor = torch.randn(5, 3).to(torch.bfloat16)
         await ends.outbox.put(ready({"x": tensor}))
-        field = ends.take().fields["x"]
+        field = fields(ends.take())["x"]
         assert field.dtype == "bfloat16"
         assert torch.equal(torch.from_numpy(field.array).view(torch.bfloat16), tensor)
 
@@ -146,16 +161,16 @@ async def test_memory_is_reused_only_when_the_last_view_is_gone() -> None:
         held = []
         for step in range(3):
             await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, step, np.uint8)}, step=step))
-            held.append(ends.take().fields["x"].array[5:10])
+            held.append(fields(ends.take())["x"].array[5:10])
             ends.give_back()
         assert [view.tolist() for view in held] == [[0] * 5, [1] * 5, [2] * 5]
-        assert ends.returned == []
+        assert ends.give_back(0) == []
         del held[1]
-        ends.give_back(0)
+        assert len(ends.give_back(0)) == 1
         await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 3, np.uint8)}, step=3))
-        held.append(ends.take().fields["x"].array[5:10])
+        held.append(fields(ends.take())["x"].array[5:10])
         assert [view.tolist() for view in held] == [[0] * 5, [2] * 5, [3] * 5]
-        assert len(ends.views) == 3
+        assert len(ends.inbox._views) == 3
 
 
 async def test_memory_and_descriptors_stay_bounded() -> None:
@@ -164,30 +179,29 @@ async def test_memory_and_descriptors_stay_bounded() -> None:
         for step in range(50):
             await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES * (1 + step % 3), step, np.uint8)}, step=step))
             batch = ends.take()
-            assert (batch.fields["x"].array == step).all()
+            assert (fields(batch)["x"].array == step).all()
             del batch
             ends.give_back()
             counts.append(len(resources().descriptors))
         assert max(counts[10:]) == max(counts[:10])
-        assert len(ends.views) <= 3
+        assert len(ends.inbox._views) <= 3
 
 
 async def test_a_copy_gives_its_memory_back_at_once() -> None:
-    with channel() as ends:
+    with channel(max_held=0) as ends:
         await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 7, np.uint8)}))
-        batch = ends.take(copy=True)
-        assert len(ends.returned) == 1
-        ends.give_back()
+        batch = ends.take()
+        assert len(ends.give_back()) == 1
         await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 8, np.uint8)}))
-        assert (ends.take().fields["x"].array == 8).all()
-        assert (batch.fields["x"].array == 7).all()
+        assert (fields(ends.take())["x"].array == 8).all()
+        assert (fields(batch)["x"].array == 7).all()
 
 
 async def test_batches_in_hand_outlive_the_channel() -> None:
     with channel() as ends:
         await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 7, np.uint8)}))
         batch = ends.take()
-    assert (batch.fields["x"].array == 7).all()
+    assert (fields(batch)["x"].array == 7).all()
 
 
 async def test_no_more_than_the_prefetched_batches_wait_for_the_trainer() -> None:
@@ -222,7 +236,7 @@ async def test_slots_come_back_with_delivery() -> None:
         ends.outbox.take_back(1, [])
         assert budget.slots.ready == 6
         ends.outbox.take_back(2, [])
-        assert budget.slots.in_flight == 0
+        assert (budget.slots.in_flight, ends.outbox.waiting_bytes) == (0, 0)
 
 
 class Unpicklable:
@@ -248,8 +262,8 @@ async def test_objects_that_only_this_process_knows_cross_by_value() -> None:
 
     with channel() as ends:
         await ends.outbox.put(ready({"x": [Local(3)], "f": lambda: 4}))
-        fields = ends.take().fields
-        assert (fields["x"][0].value, fields["f"]()) == (3, 4)
+        got = fields(ends.take())
+        assert (got["x"][0].value, got["f"]()) == (3, 4)
 
 
 async def test_retired_memory_is_forgotten_by_the_trainer() -> None:
@@ -263,12 +277,23 @@ async def test_retired_memory_is_forgotten_by_the_trainer() -> None:
         ends.give_back(4)
         await ends.outbox.put(ready({"x": np.zeros(3)}))
         ends.take()
-        assert len(ends.views) == 1
+        assert len(ends.inbox._views) == 1
+
+
+async def test_the_layout_is_sent_again_only_when_it_changes() -> None:
+    with channel(prefetch_batches=9) as ends:
+        layouts = []
+        for size in (3, 3, 4, 4, 3):
+            await ends.outbox.put(ready({"x": np.full(size, size)}))
+            batch = ends.take()
+            layouts.append(batch.layout)
+            assert fields(batch)["x"].array.tolist() == [size] * size
+        assert [one is two for one, two in pairwise(layouts)] == [True, False, True, False]
 
 
 def test_a_frame_is_plain_pickle_and_bytes() -> None:
-    head = (1, 2, 3, 4, 5, 6)
-    meta = pickle.dumps((head, ["x"], [("x", "int8", "|i1", (2,), 0)], pickle.dumps({}), pickle.dumps([]), pickle.dumps({}), None, []))
+    head = (1, 2, 3, 4, 5, 6, 0)
+    layout = Layout(("x",), (Field("x", "int8", "|i1", (2,), 0),), 2)
+    meta = pickle.dumps((head, layout, b"", pickle.dumps([]), pickle.dumps({}), None, []))
     frame = Frame(BATCH, bytearray(meta), memoryview(bytearray(b"\1\2")), ())
-    batch = decode_batch(frame, SegmentViews(), lambda _: None, copy=False)
-    assert batch.fields["x"].array.tolist() == [1, 2]
+    assert fields(Inbox(9).open(frame))["x"].array.tolist() == [1, 2]

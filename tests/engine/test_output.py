@@ -21,14 +21,14 @@ STATE = {"some": "state"}
 def run(collator: Callable[[list[Any]], Any]) -> Ready:
     items = [Item([1, 2], 4, 0, ("shard", 8)), Item([3, 4], 4, 1, ("shard", 8)), Item([5, 6], 5, 0, ("shard", 10))]
     group = Group([item.sample for item in items], items)
-    batch = LaneBatch(lane=3, step=7, epoch=2, group=group, state={}, num_records=2, num_samples=3)
-    return collate(Turn(batch, 0, {}), collator, STATE)
+    batch = LaneBatch(lane=3, step=7, epoch=2, group=group, state={}, num_records=2, num_samples=3, oldest_seq=6)
+    return collate(Turn(batch, 0, {}, (2, 6)), collator, STATE)
 
 
 def test_a_batch_knows_where_it_comes_from_and_what_it_holds() -> None:
     ready = run(lambda samples: {"input_ids": np.array(samples), "attention_mask": np.array([[1, 0], [1, 1], [1, 1]]), "names": ["a"]})
     assert (ready.step, ready.lane, ready.epoch, ready.num_records) == (7, 3, 2, 2)
-    assert ready.records == [(("shard", 8), 4, 0), (("shard", 8), 4, 1), (("shard", 10), 5, 0)]
+    assert ready.load_records() == [(("shard", 8), 4, 0), (("shard", 8), 4, 1), (("shard", 10), 5, 0)]
     assert (ready.num_tokens, ready.num_padding, ready.num_targets) == (5, 1, 0)
     assert ready.state is STATE
     assert list(ready.fields) == ["input_ids", "attention_mask", "names"]
@@ -41,7 +41,7 @@ def test_the_collator_gets_a_list_of_its_own() -> None:
         samples.clear()
         return OrderedDict(empty=np.zeros(0))
 
-    assert len(run(collator).records) == 3
+    assert len(run(collator).load_records()) == 3
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), StopIteration(), GeneratorExit()], ids=repr)

@@ -69,15 +69,15 @@ class Trainer:
         self.pipeline: Pipeline | None = None
         self._random = random.Random(seed)
 
-    @property
-    def has_room(self) -> bool:
-        return True
+    has_room = True
+    waiting_bytes = 0
+    batch_bytes = 0
 
     async def room(self) -> None:
         for _ in range(self._random.randint(0, 3)):
             await anyio.lowlevel.checkpoint()
 
-    async def put(self, ready: Ready) -> None:
+    async def put(self, ready: Ready, cause: int) -> None:
         self.batches.append(ready.fields["rows"].array.tolist())
         await self.room()
         assert self.pipeline is not None
@@ -90,6 +90,7 @@ class Workers:
 
     num_workers = 2
     capacity = 4
+    held_bytes = None
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

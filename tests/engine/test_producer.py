@@ -6,13 +6,12 @@ import json
 import random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aioloader.batching import FixedBatch
 from aioloader.engine.assembler import fresh_rank_state
-from aioloader.engine.producer import CursorLog, Queue, Stamper, oldest_place
+from aioloader.engine.producer import CursorLog, Queue, Stamper
 from aioloader.order.lanes import LaneMap
 from aioloader.protocols import Json, RecordId, Span
 
@@ -103,7 +102,7 @@ def test_queue_keeps_order_however_it_is_filled_and_cut(sizes: list[int], cut: i
     queue, at = Queue(), 0
     out: list[int] = []
     for size in sizes:
-        queue.extend(0, at, span(at, at + size))
+        queue.extend(0, range(at, at + size), span(at, at + size).ids, span(at, at + size).records)
         at += size
         if size % 2:
             stamps, chunk = queue.cut(1, cut)
@@ -117,7 +116,7 @@ def test_queue_keeps_order_however_it_is_filled_and_cut(sizes: list[int], cut: i
 
 def test_what_was_cut_is_not_changed_by_what_comes_later() -> None:
     queue = Queue()
-    queue.extend(0, 0, span(0, 3))
+    queue.extend(0, range(3), span(0, 3).ids, span(0, 3).records)
     stamps, chunk = queue.cut(0, 3)
     queue.add(1, 9, ("shard", 9), 9)
     assert (list(stamps.lanes), list(stamps.seqs), list(chunk.records)) == ([0, 0, 0], [0, 1, 2], [0, 1, 2])
@@ -150,17 +149,3 @@ def test_a_source_without_cursors_is_read_from_the_beginning_of_its_epoch() -> N
     assert log.before((1, 0)) == {"epoch": 1, "position": 0, "cursor": None}
     assert log.before((1, 25)) == {"epoch": 1, "position": 0, "cursor": None}
     json.dumps(log.before((1, 25)))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "place"),
-    [
-        (lane_state(1, 5), lane_state(1, 5), (1, 10)),
-        (lane_state(1, 5, [3, 4]), lane_state(1, 5), (1, 6)),
-        (lane_state(1, 5), lane_state(1, 5, [2]), (1, 5)),
-        (lane_state(2, 0), lane_state(1, 7), (1, 15)),
-        (lane_state(2, 0), lane_state(2, 0), (2, 0)),
-    ],
-)
-def test_the_oldest_place_of_a_rank(first: Json, second: Json, place: tuple[int, int]) -> None:
-    assert oldest_place(LaneMap(num_lanes=2), BATCHING, {"0": first, "1": second}) == place

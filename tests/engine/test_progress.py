@@ -27,7 +27,7 @@ def start(*, end_epoch: int | None, epoch: int = 0, resumed: bool = False) -> tu
         lane["epoch"] = epoch
     plan = CASE.plan(0)
     assembler = Assembler(plan.lanes, plan.batching, state, Slots(10), keep_partial=False)
-    return Progress(plan, Run(state=state, end_epoch=end_epoch, resumed=resumed)), assembler
+    return Progress(Run(state=state, end_epoch=end_epoch, resumed=resumed)), assembler
 
 
 def fed(assembler: Assembler, first: int, stop: int) -> Any:

@@ -191,16 +191,17 @@ def test_torch_is_seeded_from_the_moment_it_is_imported() -> None:
     assert in_worker(body) == inline(lambda: torch.rand(3).tolist(), [1, 2, 1])
 
 
-def test_libraries_that_draw_past_the_wrapped_functions_are_seeded_too() -> None:
+def test_libraries_that_draw_past_the_wrapped_functions_are_seeded_too(tmp_path: Path) -> None:
     """Some hold NumPy's hidden generator itself; they are known by name."""
-    body = """
-        import types
+    (tmp_path / "scipy").mkdir()
+    (tmp_path / "scipy" / "stats.py").write_text("import numpy.random\n")
+    body = f"""
+        sys.path.insert(0, {str(tmp_path)!r})
         seeding = LazySeeding(11)
         seeding.install()
-        sys.modules["scipy.stats"] = types.ModuleType("scipy.stats")
         seeding.begin(0, ("shard", 0))
         import numpy as np
-        import numpy.random
+        import scipy.stats
         for row in (1, 2, 1):
             seeding.begin(0, ("shard", row))
             out.append(np.random.mtrand._rand.normal(size=2).tolist())

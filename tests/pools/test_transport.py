@@ -41,7 +41,7 @@ def moved(value: Any) -> Any:
 def moved_samples(samples: list[Any]) -> list[Any]:
     encoded = encode_samples(samples)
     again = decode(encoded.sizes, written(encoded))
-    assert type(again) is list
+    again = list(again)
     return again
 
 
@@ -389,4 +389,4 @@ def test_bytes_counted_are_bytes_needed(count: int, size: int) -> None:
         assert encoded.nbytes >= count * size
         assert encoded.nbytes <= (count + 1) * (size + 200) + 500
         assert len(encoded.sizes) == len(encoded.buffers)
-        assert same(decode(encoded.sizes, written(encoded)), samples)
+        assert same(list(decode(encoded.sizes, written(encoded))), samples)

@@ -43,7 +43,7 @@ async def test_a_failure_keeps_its_place(kind: type[Squares], failure: type[Base
     source = SequenceSource(kind(bad=70, failure=failure), name="squares")
     before = [index * index for index in range(70)]
     error = await check_failure(source, before=before, match=r"record squares\[70\]", kind=SourceError)
-    assert isinstance(error.__cause__, RuntimeError if failure is StopIteration else failure)
+    assert isinstance(error.__cause__, failure)
 
 
 async def test_an_interrupt_passes() -> None:

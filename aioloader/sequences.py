@@ -1,0 +1,274 @@
+"""Sequences that cost per block and not per record: ids as ranges, samples as columns, several sequences as one.
+
+All are immutable, index and slice like lists, and equal any sequence with the same entries in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any, TypeVar, overload
+
+from aioloader.protocols import Item, RecordId, Sample
+
+__all__ = ["Chain", "Column", "ItemRun", "RaggedRows", "RowIds", "Rows", "SampleColumns", "columns_of", "samples_of"]
+
+T = TypeVar("T")
+
+
+class _Sequence(Sequence[T]):
+    """Equality and text of a list."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)!r})"
+
+
+class RowIds(_Sequence[RecordId]):
+    """The ids of rows of one shard."""
+
+    __slots__ = ("rows", "shard")
+
+    def __init__(self, shard: str, rows: range) -> None:
+        self.shard = shard
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordId: ...
+    @overload
+    def __getitem__(self, index: slice) -> RowIds: ...
+    def __getitem__(self, index: int | slice) -> RecordId | RowIds:
+        if isinstance(index, slice):
+            return RowIds(self.shard, self.rows[index])
+        return (self.shard, self.rows[index])
+
+    def __iter__(self) -> Iterator[RecordId]:
+        return zip(repeat(self.shard), self.rows, strict=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowIds, (self.shard, self.rows)
+
+    def followed_by(self, other: RowIds) -> RowIds | None:
+        """Return both as one, or None where `other` does not go on where this ends."""
+        step = self.rows.step
+        if other.shard != self.shard or other.rows.step != step or other.rows.start != self.rows.start + step * len(self.rows):
+            return None
+        return RowIds(self.shard, range(self.rows.start, other.rows.start + step * len(other.rows), step))
+
+
+class Chain(_Sequence[T]):
+    """Several sequences, one after another. A slice inside one part is that part's own slice."""
+
+    __slots__ = ("_num_entries", "parts")
+
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
+        self.parts = parts
+        self._num_entries = sum(map(len, parts))
+
+    @staticmethod
+    def of(parts: Sequence[Sequence[T]]) -> Sequence[T]:
+        """Return the parts as one sequence; a single part as it is."""
+        return parts[0] if len(parts) == 1 else Chain(parts)
+
+    def __len__(self) -> int:
+        return self._num_entries
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if not isinstance(index, slice):
+            at = range(self._num_entries)[index]
+            for part in self.parts:
+                if at < len(part):
+                    return part[at]
+                at -= len(part)
+        first, stop, step = index.indices(self._num_entries)  # type: ignore[union-attr]
+        if step != 1:
+            return list(self)[index]
+        cut = []
+        for part in self.parts:
+            if first < len(part) and stop > 0:
+                cut.append(part[max(0, first) : stop])
+            first, stop = first - len(part), stop - len(part)
+        return Chain.of(cut) if cut else []
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(self.parts)
+
+
+class Rows(_Sequence[Any]):
+    """A field whose values have one shape: arrays with a row for each sample.
+
+    Attributes:
+        pieces: The values, [num_samples, ...] when joined along the first axis; of one dtype and row shape. At least one.
+        torch_dtype: Name of the dtype if the values are tensors; the arrays may hold their bits only.
+    """
+
+    __slots__ = ("pieces", "torch_dtype")
+
+    def __init__(self, pieces: list[Any], torch_dtype: str | None) -> None:
+        self.pieces = pieces
+        self.torch_dtype = torch_dtype
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
+
+    def __getitem__(self, index: Any) -> Any:
+        array = self.joined()
+        if isinstance(index, slice):
+            return Rows([array[index]], self.torch_dtype)
+        return array[index] if self.torch_dtype is None else _as_tensor(array, self.torch_dtype)[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.torch_dtype is None:
+            return chain.from_iterable(self.pieces)
+        return iter([value for piece in self.pieces for value in _as_tensor(piece, self.torch_dtype).unbind(0)])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the values as one array."""
+        return (len(self), *self.pieces[0].shape[1:])
+
+    def joined(self) -> Any:
+        """Return the values as one array: a copy if there are several pieces."""
+        return self.pieces[0] if len(self.pieces) == 1 else sys.modules["numpy"].concatenate(self.pieces)
+
+    def fits(self, other: Rows) -> bool:
+        """Return whether the rows of both have one dtype and shape."""
+        mine, its = self.pieces[0], other.pieces[0]
+        return bool(mine.dtype == its.dtype and mine.shape[1:] == its.shape[1:] and self.torch_dtype == other.torch_dtype)
+
+
+class RaggedRows(_Sequence[Any]):
+    """A field whose values differ in length along their first axis: one array with all of them, and where each begins."""
+
+    __slots__ = ("_flat", "_lengths", "_starts", "torch_dtype")
+
+    def __init__(self, flat: Any, starts: Sequence[int], lengths: Sequence[int], torch_dtype: str | None) -> None:
+        self._flat = flat
+        self._starts = starts
+        self._lengths = lengths
+        self.torch_dtype = torch_dtype
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return RaggedRows(self._flat, self._starts[index], self._lengths[index], self.torch_dtype)
+        return self._values()[self._starts[index] :][: self._lengths[index]]
+
+    def __iter__(self) -> Iterator[Any]:
+        values = self._values()
+        return iter([values[start : start + length] for start, length in zip(self._starts, self._lengths, strict=True)])
+
+    def _values(self) -> Any:
+        return self._flat if self.torch_dtype is None else _as_tensor(self._flat, self.torch_dtype)
+
+
+Column = list[Any] | Rows | RaggedRows
+"""The values of one field; a list where they are no arrays, or of several kinds."""
+
+
+class SampleColumns(_Sequence[Sample]):
+    """Samples stored by field. Iterating and indexing make them: equal to what went in, their arrays views of the columns.
+
+    Attributes:
+        keys: The fields of the samples, all dicts; None if they are bare values.
+        columns: One for each key; the only one for bare values.
+    """
+
+    __slots__ = ("columns", "keys")
+
+    def __init__(self, keys: tuple[Any, ...] | None, columns: Sequence[Column]) -> None:
+        self.keys = keys
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> SampleColumns: ...
+    def __getitem__(self, index: int | slice) -> Sample | SampleColumns:
+        values = [column[index] for column in self.columns]
+        if isinstance(index, slice):
+            return SampleColumns(self.keys, values)
+        return values[0] if self.keys is None else dict(zip(self.keys, values, strict=True))
+
+    def __iter__(self) -> Iterator[Sample]:
+        if self.keys is None:
+            return iter(self.columns[0])
+        keys = self.keys
+        return (dict(zip(keys, values, strict=True)) for values in zip(*self.columns, strict=True))
+
+
+class ItemRun(_Sequence[Item]):
+    """The items of consecutive records that gave one sample each."""
+
+    __slots__ = ("records", "samples", "seqs")
+
+    def __init__(self, samples: Sequence[Sample], seqs: Sequence[int], records: Sequence[RecordId]) -> None:
+        self.samples = samples
+        self.seqs = seqs
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> ItemRun: ...
+    def __getitem__(self, index: int | slice) -> Item | ItemRun:
+        if isinstance(index, slice):
+            return ItemRun(self.samples[index], self.seqs[index], self.records[index])
+        return Item(self.samples[index], self.seqs[index], 0, self.records[index])
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(Item, self.samples, self.seqs, repeat(0), self.records)
+
+
+def samples_of(items: Sequence[Item]) -> Sequence[Sample]:
+    """Return the samples of items; in columns where they are."""
+    parts = items.parts if isinstance(items, Chain) else [items]
+    samples: list[Sequence[Sample]] = [part.samples if isinstance(part, ItemRun) else [item.sample for item in part] for part in parts]
+    return Chain.of(samples)
+
+
+def columns_of(samples: Sequence[Sample]) -> dict[Any, Sequence[Any]] | None:
+    """Return samples by field, where all of them are in columns of the same fields."""
+    parts = samples.parts if isinstance(samples, Chain) else [samples]
+    keys = parts[0].keys if isinstance(parts[0], SampleColumns) else None
+    if keys is None or any(not isinstance(part, SampleColumns) or part.keys != keys for part in parts):
+        return None
+    return {key: _joined([part.columns[at] for part in parts]) for at, key in enumerate(keys)}  # type: ignore[attr-defined]
+
+
+def _joined(columns: Sequence[Column]) -> Sequence[Any]:
+    """Return a field of consecutive blocks as one column."""
+    first = columns[0]
+    if isinstance(first, Rows) and all(isinstance(column, Rows) and column.fits(first) for column in columns):
+        return Rows([piece for column in columns for piece in column.pieces], first.torch_dtype)  # type: ignore[union-attr]
+    return Chain.of(columns)
+
+
+def _as_tensor(array: Any, dtype: str) -> Any:
+    torch = sys.modules["torch"]
+    tensor = torch.from_numpy(array)
+    kind = getattr(torch, dtype)
+    return tensor if tensor.dtype == kind else tensor.view(kind)

@@ -1,0 +1,177 @@
+"""Memory: flat however many records pass, bounded by `memory_limit` however large they are, and imports are shared by the workers."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aioloader import FixedBatch, Loader
+from tests.contract.cases import run_script
+from tests.contract.footprint import mapped_files, memory
+
+MIB = 2**20
+
+TINY_RECORDS = """
+    import json, os, sys
+    from dataclasses import asdict
+    import numpy as np
+    from aioloader import FixedBatch, Loader
+    from tests.contract.footprint import footprint
+
+    def preprocess(number):
+        return np.arange(4) + number
+
+    def collate(samples):
+        return {"x": np.stack(samples)}
+
+    num_records, num_looks = map(int, sys.argv[1:])
+    every = num_records // 64 // num_looks
+    looks = []
+    with Loader(range(num_records), preprocess=preprocess, batch=FixedBatch(64), collate=collate, workers=2) as loader:
+        for batch in loader:
+            if batch.step % every == every - 1:
+                looks.append({"num_records": 64 * batch.step, **asdict(footprint(os.getpid()))})
+    print(json.dumps(looks))
+"""
+
+WARM_UP = 0.4
+"""The part of a run in which buffers fill and allocators find their size."""
+
+MAX_SLOPE_BYTES = 1_000_000
+"""Per 100,000 records."""
+
+
+def slope(looks: list[dict[str, Any]], number: str) -> float:
+    """Return by how much a number rises in 100,000 records: that of a line through all looks."""
+    records, values = np.array([(look["num_records"], look[number]) for look in looks], np.float64).T
+    return float(np.polyfit(records, values, 1)[0] * 100_000)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("num_records", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_memory_and_descriptors_are_flat_over_tiny_records(num_records: int) -> None:
+    named_before = set(Path("/dev/shm").iterdir())
+    done = run_script(TINY_RECORDS, str(num_records), "30", timeout_s=140)
+    assert done.returncode == 0, done.stderr
+    looks = json.loads(done.stdout)
+    steady = looks[int(len(looks) * WARM_UP) :]
+    slopes = {number: slope(steady, number) for number in ("pss_bytes", "rss_bytes", "unmapped_bytes")}
+    print(f"bytes per 100,000 records: {slopes}")
+    assert len(steady) >= 15
+    assert all(rise < MAX_SLOPE_BYTES for rise in slopes.values()), slopes
+    assert all(look["num_open_files"] == steady[0]["num_open_files"] for look in steady)
+    assert len(steady[0]["num_open_files"]) == 1 + 1 + 1 + 2, "the trainer, the zygote, the sidecar, the workers"
+    assert [look["named_files"] for look in looks] == [[]] * len(looks)
+    assert set(Path("/dev/shm").iterdir()) <= named_before
+
+
+LARGE_RECORDS = """
+    import json, os, sys
+    import numpy as np
+    from aioloader import FixedBatch, Loader
+    from tests.contract.footprint import footprint
+
+    num_records, every, side = map(int, sys.argv[1:])
+
+    def make(num_records, side):
+        def preprocess(number):
+            return np.full((side, side), number, np.float32)
+
+        def collate(samples):
+            return {"x": np.stack(samples)}
+
+        return Loader(range(num_records), preprocess=preprocess, batch=FixedBatch(2), collate=collate, workers=2, memory_limit="128MiB")
+
+    with make(64, 1) as loader:
+        baseline = max(footprint(os.getpid()).held_bytes for batch in loader)
+    looks = []
+    with make(num_records, side) as loader:
+        for batch in loader:
+            if batch.step % every == 0:
+                looks.append(footprint(os.getpid()).held_bytes - baseline)
+        print(json.dumps({"looks": looks, "stats": loader.stats()}))
+"""
+
+RECORD_BYTES = 4 * MIB
+LIMIT_BYTES = 128 * MIB
+BESIDE_LIMIT_BYTES = 64 * MIB
+"""What is not in flight: a batch of 8 MiB in the trainer's hands, the one before it and one being collated (24 MiB); for each of two
+workers two records that it is making (16 MiB); one record above the limit, however large; and as much again for allocators."""
+
+
+LARGE_RUNS = pytest.mark.parametrize(("num_records", "every"), [(100, 1), pytest.param(2_000, 10, marks=pytest.mark.slow)])
+
+
+@functools.cache
+def large_run(num_records: int, every: int) -> dict[str, Any]:
+    """Return the stats after a run, and how much was held beyond the baseline at every so manieth batch."""
+    done = run_script(LARGE_RECORDS, str(num_records), str(every), "1024", timeout_s=140)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.timeout(150)
+@LARGE_RUNS
+def test_stats_show_that_large_records_in_flight_stay_within_the_limit(num_records: int, every: int) -> None:
+    """By at most one record more."""
+    stats = large_run(num_records, every)["stats"]
+    assert stats["memory_limit"] == LIMIT_BYTES
+    assert LIMIT_BYTES / 2 < stats["peak_in_flight_bytes"] < LIMIT_BYTES + 1.1 * RECORD_BYTES
+    assert stats["peak_in_flight"] * RECORD_BYTES <= LIMIT_BYTES + RECORD_BYTES
+
+
+@pytest.mark.timeout(150)
+@LARGE_RUNS
+def test_what_the_processes_hold_of_large_records_stays_within_the_limit(num_records: int, every: int) -> None:
+    looks = large_run(num_records, every)["looks"]
+    print(f"MiB beyond the baseline: {max(looks) / MIB:.0f} at most, {np.median(looks) / MIB:.0f} at the median")
+    assert len(looks) == num_records // 2 // every
+    assert max(looks) < LIMIT_BYTES + BESIDE_LIMIT_BYTES
+
+
+NEEDS_NUMPY = """
+import numpy
+
+def preprocess(number):
+    return numpy.full(4, number)
+"""
+NEEDS_TORCH = """
+import torch
+
+def preprocess(number):
+    return torch.full((4,), number)
+"""
+
+
+def len_of(samples: list[Any]) -> dict[str, Any]:
+    return {"n": len(samples)}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("program", "has_torch"), [(NEEDS_NUMPY, False), (NEEDS_TORCH, True)], ids=["numpy", "torch"])
+def test_workers_import_what_they_need_and_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, has_torch: bool) -> None:
+    """Each of four workers has only few pages of its own, and no torch unless the function needs it."""
+    name = f"needs_torch_{has_torch}".lower()
+    (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    preprocess = importlib.import_module(name).preprocess
+    with Loader(range(10**9), preprocess=preprocess, batch=FixedBatch(64), collate=len_of, workers=4) as loader:
+        for batch in loader:
+            if batch.step == 100:
+                workers = loader.stats()["worker_pids"]
+                sizes = [memory(pid) for pid in workers]
+                libraries = [{Path(path).name for path, _ in mapped_files(pid)} for pid in workers]
+                break
+    print([{name: f"{size[name] / MIB:.1f} MiB" for name in ("Rss", "Pss", "Private_Dirty", "Private_Clean")} for size in sizes])
+    assert len(workers) == 4
+    assert [any(library.startswith("libtorch") for library in of_worker) for of_worker in libraries] == [has_torch] * 4
+    for size in sizes:
+        assert size["Pss"] < size["Rss"] / 2
+        assert size["Private_Dirty"] + size["Private_Clean"] < 10 * MIB
