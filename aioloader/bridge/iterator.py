@@ -28,6 +28,8 @@ from aioloader.telemetry.waits import CAUSES, CONSUMER, Waits
 
 __all__ = ["BatchIterator", "Feed", "InlineFeed"]
 
+_MAX_AT_ONCE = 4  # batches that `async for` hands over without a turn of the event loop, which costs more than all the rest
+
 
 class Feed(Protocol):
     """Where an iterator gets its micro-batches from: a host, or an inline pass."""
@@ -121,6 +123,7 @@ class BatchIterator:
         self._over: BaseException | None = None
         self._is_waiting = False
         self._num_batches = 0
+        self._num_at_once = _MAX_AT_ONCE
         self._waits = Waits()
 
     def __iter__(self) -> BatchIterator:
@@ -156,11 +159,14 @@ class BatchIterator:
         """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`."""
         started = time.perf_counter()
         try:
-            await checkpoint()  # else a trainer whose batches are always ready could neither be cancelled nor share its loop
+            self._num_at_once += 1
+            if self._num_at_once >= _MAX_AT_ONCE:
+                self._num_at_once = 0
+                await checkpoint()  # else a trainer whose batches are always there could neither be cancelled nor share its loop
             self._check()
             waited = False
             while (delivered := self._receive()) is None:
-                waited = True
+                waited, self._num_at_once = True, 0
                 await self._wait_readable()
                 self._check()
         except Ended as end:

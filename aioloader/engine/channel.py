@@ -7,89 +7,31 @@ engine -> trainer    BATCH, END (the pass is over), ERROR (the pass failed), STA
 from __future__ import annotations
 
 import functools
-import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from aioloader.engine.layout import Layout
 from aioloader.engine.output import Ready, TensorArray, list_records
+from aioloader.engine.placement import Reserved
+from aioloader.engine.reservations import Reservations, rooms_of
 from aioloader.errors import BatchError
 from aioloader.protocols import Json, RecordId
 from aioloader.runtime.budget import Budget
 from aioloader.runtime.moving import dumps
-from aioloader.runtime.segments import Arena, SegmentViews
+from aioloader.runtime.segments import Arena, Segment, SegmentViews
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.wire import Frame, Wire
 
-__all__ = ["BATCH", "END", "ERROR", "RUN", "STATS", "TAKEN", "Delivered", "Field", "Inbox", "Layout", "Outbox"]
+__all__ = ["BATCH", "END", "ERROR", "RUN", "STATS", "TAKEN", "Delivered", "Inbox", "Outbox"]
 
 RUN, TAKEN, STATS = 1, 2, 3
 BATCH, END, ERROR = 11, 12, 13
 
 _INLINE_BYTES = 1 << 13  # below this a copy through the socket is cheaper than a segment's bookkeeping
-_ALIGNMENT = 64
-
-
-class Field(NamedTuple):
-    """Where an array of a micro-batch lies: torch's and NumPy's name of its dtype, its shape, its offset in bytes."""
-
-    name: str
-    torch_dtype: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def num_elements(self) -> int:
-        """Return the number of its elements."""
-        return math.prod(self.shape)
-
-
-class Layout:
-    """The fields of a micro-batch; nearly always those of the one before, so it is sent and prepared once.
-
-    Attributes:
-        names: All fields, in order; those not in `arrays` are plain values.
-        arrays: The fields that are arrays, each at a multiple of 64 bytes.
-        nbytes: Of all arrays.
-        prepared: For the bridge to keep what it made of this layout.
-    """
-
-    __slots__ = ("arrays", "names", "nbytes", "prepared")
-
-    def __init__(self, names: tuple[str, ...], arrays: tuple[Field, ...], nbytes: int) -> None:
-        self.names = names
-        self.arrays = arrays
-        self.nbytes = nbytes
-        self.prepared: Any = None
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Layout:
-        """Return the layout of a micro-batch."""
-        arrays, nbytes = [], 0
-        for name, field in fields.items():
-            if isinstance(field, TensorArray):
-                arrays.append(Field(name, field.dtype, field.pieces[0].dtype.str, field.shape, nbytes))
-                nbytes += field.nbytes + -field.nbytes % _ALIGNMENT
-        return cls(tuple(fields), tuple(arrays), nbytes)
-
-    def fits(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether this is the layout of a micro-batch."""
-        if self.names != tuple(fields):
-            return False
-        arrays = [field for field in fields.values() if type(field) is TensorArray]
-        if len(arrays) != len(self.arrays):
-            return False
-        for field, array in zip(self.arrays, arrays, strict=True):
-            if array is not fields[field.name] or field.shape != array.shape or field.torch_dtype != array.dtype:
-                return False
-        return True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Layout, (self.names, self.arrays, self.nbytes)
 
 
 class Delivered:
@@ -139,12 +81,18 @@ class Outbox:
 
     def __init__(self, wire: Wire, prefetch_batches: int, max_free_bytes: int = 1 << 28) -> None:
         self._wire = wire
-        self._arena = Arena(max_free_bytes)
+        self._arena = Arena(max_free_bytes, keeps_descriptors=True)
+        self._max_reserved_bytes = 2 * max_free_bytes
         self._prefetch_batches = prefetch_batches
         self._waiting: deque[tuple[int, int]] = deque()
         """Records and bytes of each micro-batch that was sent and not delivered yet."""
-        self.waiting_bytes = 0
         self.batch_bytes = 0
+        self.num_placed = 0
+        self.num_missed = 0
+        self._waiting_bytes = 0
+        self._reservations = Reservations(self._arena)
+        self.on_retired: Callable[[list[int]], None] = _ignore
+        """Told of segments that are given back to the system, which may have been reserved before."""
         self._taken = Signal()
         self._layout: Layout | None = None
         self.budget: Budget | None = None
@@ -158,6 +106,11 @@ class Outbox:
     def has_room(self) -> bool:
         """Return whether one more micro-batch may wait for the trainer."""
         return len(self._waiting) < self._prefetch_batches
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of micro-batches that wait for the trainer, and of those reserved."""
+        return self._waiting_bytes + self._reservations.nbytes
 
     async def room(self) -> None:
         """Wait until one more micro-batch may wait for the trainer."""
@@ -176,15 +129,14 @@ class Outbox:
         if len(layout.arrays) < len(layout.names):
             others = _pack_others({name: field for name, field in ready.fields.items() if not isinstance(field, TensorArray)}, ready)
         self._waiting.append((ready.num_records, layout.nbytes))
-        self.waiting_bytes += layout.nbytes
+        self._waiting_bytes += layout.nbytes
         self.batch_bytes = layout.nbytes
-        segment = self._arena.take(layout.nbytes) if layout.nbytes > _INLINE_BYTES else None
+        segment, placed = self._segment_for(layout, ready.fields)
         memory = segment.memory if segment else memoryview(bytearray(layout.nbytes))
         for field in layout.arrays:
-            target = (
-                np.frombuffer(memory, field.dtype, field.num_elements, field.offset) if field.num_elements else np.empty(0, field.dtype)
-            )
-            ready.fields[field.name].write(target.reshape(field.shape))
+            if field.num_elements and field.name not in placed:
+                target = np.frombuffer(memory, field.dtype, field.num_elements, field.offset)
+                ready.fields[field.name].write(target.reshape(field.shape))
         self._layout = layout
         meta = pickle.dumps(
             (
@@ -203,13 +155,36 @@ class Outbox:
         await self._wire.send_async(BATCH, meta, descriptors=[] if segment.announced else [segment.descriptor])
         segment.announce()
 
+    def is_worth_it(self, num_rows: int) -> bool:
+        """Return whether the last micro-batch had so many samples, large enough to be written where they will lie."""
+        layout = self._layout
+        return layout is not None and layout.nbytes <= self._max_reserved_bytes and bool(rooms_of(layout, num_rows))
+
+    def reserve(self, num_rows: int) -> Reserved | None:
+        """Return a segment for a micro-batch like the last one, if that is worth it."""
+        if self._layout is None or not self.is_worth_it(num_rows):
+            return None
+        return self._reservations.reserve(self._layout.nbytes, num_rows, rooms_of(self._layout, num_rows))
+
+    def _segment_for(self, layout: Layout, fields: Mapping[str, Any]) -> tuple[Segment | None, frozenset[str]]:
+        """Return where a micro-batch goes, and which of its fields are there already."""
+        if layout.nbytes <= _INLINE_BYTES:
+            return None, frozenset()
+        if self._reservations.num_open:
+            found = self._reservations.claim(layout, fields)
+            if found is not None:
+                self.num_placed += 1
+                return found
+            self.num_missed += 1
+        return self._arena.take(layout.nbytes), frozenset()
+
     def take_back(self, num_taken: int, returned: list[int]) -> None:
         """Note that the trainer took micro-batches and returned segments."""
         for number in returned:
-            self._arena.give_back(number)
+            self._reservations.give_back(number)
         for _ in range(num_taken):
             num_records, nbytes = self._waiting.popleft()
-            self.waiting_bytes -= nbytes
+            self._waiting_bytes -= nbytes
             if self.budget is not None:
                 self.budget.slots.deliver(num_records)
         if self.budget is not None:
@@ -222,7 +197,13 @@ class Outbox:
 
     def _retired(self) -> list[int]:
         retired, self._arena.retired = self._arena.retired, []
+        if retired:
+            self.on_retired(retired)
         return retired
+
+
+def _ignore(_numbers: list[int]) -> None:
+    """Tell nobody."""
 
 
 class Inbox:

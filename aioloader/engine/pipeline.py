@@ -18,11 +18,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aioloader.engine.assembler import Assembler, Stamps, Turn
-from aioloader.engine.attempt import Attempt
+from aioloader.engine.attempt import Attempt, Step
 from aioloader.engine.chunking import MAX_BUFFER, ChunkSize, buffer_limit
 from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.heap import OrderedHeap
 from aioloader.engine.output import Ready, collate
+from aioloader.engine.placement import Placement, Reserving
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
@@ -43,6 +44,7 @@ __all__ = ["Pipeline", "Pool", "Sink"]
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
+_MEASURED_HOPS = 16
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
 
 
@@ -51,6 +53,8 @@ class Pool(Protocol):
 
     capacity: int
     num_workers: int
+    takes_destinations: bool
+    """Whether workers write samples where a chunk says."""
 
     @property
     def held_bytes(self) -> int | None:
@@ -63,7 +67,7 @@ class Pool(Protocol):
         """Return where each worker stands."""
 
 
-class Sink(Protocol):
+class Sink(Reserving, Protocol):
     """Where micro-batches go."""
 
     @property
@@ -126,9 +130,12 @@ class Pipeline:
         self._progress = Progress(run)
         self._error: AioLoaderError | None = None
         self._causes = WaitCauses()
+        self._placement = _placement(plan, pool, sink)
         self._is_reading = False
         self._is_collating = False
         self._num_running = 0
+        self._num_hops = 0
+        self._cpu_s = time.thread_time()
         self._collate_s = 0.0
         self._collate_thread: CallThread | None = None
 
@@ -192,6 +199,8 @@ class Pipeline:
         plan, slots = self._plan, self.budget.slots
         stamper = Stamper(plan.lanes, plan.batching, self._run.state, epoch=epoch, position=position, even=not plan.keep_partial)
         self._epoch = epoch
+        if self._placement is not None:
+            self._placement.begin_epoch()
         reading = await Reading.open(plan.source, epoch, cursor)
         try:
             while True:
@@ -233,7 +242,10 @@ class Pipeline:
         while True:
             while not len(self._queue):
                 await self._queued.wait()
-            stamps, chunk = self._queue.cut(self._epoch, self._chunk_size.records)
+            placement, size = self._placement, self._chunk_size.records
+            stamps, chunk = self._queue.cut(self._epoch, size if placement is None else placement.limit(size))
+            if placement is not None:
+                chunk = placement.place(chunk)
             index = self._next_index
             self._next_index += len(chunk.records)
             if not len(self._queue):
@@ -241,27 +253,53 @@ class Pipeline:
             await self._process(index, stamps, chunk)
 
     async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
-        attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
         started = time.perf_counter()
         self._num_running += 1
         try:
-            while (step := attempt.step()) is not None:
-                if step.delay_s:
-                    await anyio.sleep(step.delay_s)
-                try:
-                    attempt.ran(await self._pool.run(step.chunk))
-                except AioLoaderError as error:
-                    attempt.lost(error)
+            block, error = await self._run_chunk(stamps, chunk)
         finally:
             self._num_running -= 1
-        block = attempt.block
+        self._count_hop()
         self._stages.preprocess.add(block.outcome.num_done, block.service_s, time.perf_counter() - started - block.service_s)
         self._chunk_size.observe(block.outcome.num_done, block.service_s, block.nbytes)
         self.budget.slots.limit = self._max_records()
         self.budget.num_finished += block.outcome.num_done
         self.budget.observe(block.outcome.num_done, block.raw_nbytes, block.nbytes)
-        self._heap.push(index, len(chunk.records), _Ran(stamps, block, attempt.error))
+        self._heap.push(index, len(chunk.records), _Ran(stamps, block, error))
         self._arrived.notify()
+
+    def _count_hop(self) -> None:
+        """Measure, now and then, what a chunk costs this thread."""
+        self._num_hops += 1
+        if self._num_hops >= _MEASURED_HOPS:
+            before_s, self._cpu_s = self._cpu_s, time.thread_time()
+            self._chunk_size.observe_hop((self._cpu_s - before_s) / self._num_hops)
+            self._num_hops = 0
+
+    async def _run_chunk(self, stamps: Stamps, chunk: Chunk) -> tuple[Block, AioLoaderError | None]:
+        """Run a chunk until each record is done or left out, or one fails for good."""
+        attempt: Attempt | None = None
+        step: Step | None = Step(chunk)
+        if self._assembler.quarantined:
+            attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
+            step = attempt.step()
+        while step is not None:
+            if step.delay_s:
+                await anyio.sleep(step.delay_s)
+            try:
+                block = await self._pool.run(step.chunk)
+            except AioLoaderError as error:
+                attempt = attempt or Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
+                attempt.lost(error)
+                break
+            if attempt is None:
+                if block.outcome.failure is None:
+                    return block, None  # as nearly always
+                attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
+            attempt.ran(block)
+            step = attempt.step()
+        assert attempt is not None
+        return attempt.block, attempt.error
 
     def _push(self, entry: _EpochEnd | _Broken) -> None:
         self._heap.push(self._next_index, 1, entry)
@@ -372,3 +410,10 @@ class Pipeline:
             num_running=self._num_running,
             is_collating=self._is_collating,
         )
+
+
+def _placement(plan: Plan, pool: Pool, sink: Sink) -> Placement | None:
+    """Return the dealer of rows, where a sample's row can be known before it is made and its field is not changed by the collator."""
+    batch_size = getattr(plan.batching, "batch_size", None)
+    is_known = type(batch_size) is int and len(plan.lanes.served) == 1 and hasattr(plan.collate, "collate_columns")
+    return Placement(batch_size, sink) if is_known and pool.takes_destinations and batch_size is not None else None

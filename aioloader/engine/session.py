@@ -86,6 +86,7 @@ class _Session:
             )
         if forks is not None:
             tasks.start_soon(forks.run)
+        self._outbox.on_retired = pool.retire
         tasks.start_soon(pool.start, tasks)
         try:
             yield pool

@@ -4,13 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aioloader.errors import AioLoaderError
 from aioloader.faults import Quarantine
 from aioloader.protocols import Record, RecordId, Sample
 
-__all__ = ["Block", "Chunk", "Failure", "Outcome", "Quarantined"]
+__all__ = ["Block", "Chunk", "Destination", "Failure", "Outcome", "Quarantined", "Room"]
+
+
+Room = tuple[str, tuple[int, ...], int]
+"""Where the values of one field go: the dtype and shape of each, and the offset of the first, the others right after it."""
+
+
+class Destination(NamedTuple):
+    """Rows of a micro-batch to be, in shared memory, for a worker to write samples to straight away.
+
+    A hint: samples of another number, kind or shape travel as any others do, and are copied to where they belong.
+
+    Attributes:
+        number: Of the segment.
+        nbytes: Of the segment.
+        rooms: Of the fields that have one.
+        num_rows: How many samples it is for.
+        descriptor: Of the segment, valid as long as `memory` is referred to.
+        memory: uint8[nbytes], the engine's own view; keeps the segment from being used for anything else.
+    """
+
+    number: int
+    nbytes: int
+    rooms: dict[str, Room]
+    num_rows: int
+    descriptor: int
+    memory: Any
 
 
 class Chunk(NamedTuple):
@@ -22,6 +48,7 @@ class Chunk(NamedTuple):
     epoch: int
     records: Sequence[Record]
     ids: Sequence[RecordId]
+    destination: Destination | None = None
 
 
 class Failure(NamedTuple):

@@ -31,6 +31,11 @@ class Concatenation(NamedTuple):
     torch_dtype: str | None
 
     @property
+    def is_even(self) -> bool:
+        """Return whether all arrays have one shape."""
+        return isinstance(self.lengths, int)
+
+    @property
     def num_rows(self) -> int:
         """Return the length of the concatenation along its first axis."""
         return self.lengths * len(self.arrays) if isinstance(self.lengths, int) else sum(self.lengths)

@@ -7,12 +7,15 @@ import os
 import time
 
 from aioloader.errors import WorkerError
-from aioloader.pools.chunk import Block
+from aioloader.pools.chunk import Block, Destination, Room
 from aioloader.pools.progress import ProgressPage
 from aioloader.runtime.segments import SegmentViews
 from aioloader.runtime.wire import Wire
 
 __all__ = ["Pending", "WorkerHandle"]
+
+Target = tuple[int, int, dict[str, Room], int]
+"""A destination as it is sent: segment and its bytes, rooms, rows."""
 
 _MAX_STACK_BYTES = 1 << 16
 
@@ -48,6 +51,11 @@ class WorkerHandle:
         self.next_number = 0
         self.views = SegmentViews()
         self.returned: list[int] = []
+        self.destinations: dict[int, Destination] = {}
+        """Where chunks write to, as long as they may: also chunks for which nobody waits any more."""
+        self.targets: set[int] = set()
+        """The segments of destinations that the worker has mapped."""
+        self.retired: list[int] = []
         self.timed_out_s: float | None = None
         self.last_block_ns = 0
         self.is_open = True
@@ -57,6 +65,20 @@ class WorkerHandle:
         place = self.progress.place()
         since_ns = min(pending.sent_ns for pending in self.pending.values()) if place is None else place.since_ns
         return (now_ns - max(since_ns, self.last_block_ns)) / 1e9
+
+    def target_of(self, destination: Destination | None) -> tuple[Target | None, list[int]]:
+        """Return what the worker needs to know of a destination, with the descriptor if it does not have it yet."""
+        if destination is None:
+            return None, []
+        is_known = destination.number in self.targets
+        self.targets.add(destination.number)
+        target = (destination.number, destination.nbytes, destination.rooms, destination.num_rows)
+        return target, [] if is_known else [destination.descriptor]
+
+    def take_retired(self) -> list[int]:
+        """Return the segments that the worker is to forget, once."""
+        retired, self.retired = self.retired, []
+        return retired
 
     def revoke_queued(self, sent_before_ns: int) -> bool:
         """Take back the chunk that waits behind a running one, if it was sent before that time; return whether there was one."""

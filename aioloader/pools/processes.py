@@ -42,6 +42,8 @@ _BALANCE_S = 0.02
 class ProcessPool:
     """Runs chunks in `num_workers` processes; the next chunk goes to the least loaded one."""
 
+    takes_destinations = True
+
     def __init__(
         self, forks: ForkClient, num_workers: int, preprocess: bytes, recovery: RecoveryOptions, *, max_free_bytes: int = 1 << 28
     ) -> None:
@@ -107,13 +109,21 @@ class ProcessPool:
             write(encoded, body)
             returned = worker.returned[:]
             del worker.returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
-            meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes, returned))
+            target, descriptors = worker.target_of(chunk.destination)
+            retired = worker.take_retired()
+            meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes, returned, retired, target))
+            if chunk.destination is not None:
+                worker.destinations[number] = chunk.destination
             try:
-                await worker.wire.send_async(CHUNK, meta, [body])
+                await worker.wire.send_async(CHUNK, meta, [body], descriptors)
             except WireClosedError:
                 pass  # its receiver finds out as well, and says how it died
             except BaseException:
                 worker.returned.extend(returned)  # cancelled before anything was sent
+                worker.retired.extend(retired)
+                worker.destinations.pop(number, None)
+                if target is not None and descriptors:
+                    worker.targets.discard(target[0])
                 raise
             await pending.done
         finally:
@@ -152,6 +162,12 @@ class ProcessPool:
         if block.outcome.failure is not None:
             return block
         return replace(block, outcome=block.outcome._replace(failure=failure))
+
+    def retire(self, numbers: Sequence[int]) -> None:
+        """Let the workers forget segments that were destinations."""
+        for worker in self._workers:
+            worker.retired.extend(number for number in numbers if number in worker.targets)
+            worker.targets.difference_update(numbers)
 
     @property
     def held_bytes(self) -> int:
@@ -265,7 +281,8 @@ class ProcessPool:
 
     def _settle(self, worker: WorkerHandle, frame: Frame) -> None:
         assert frame.kind == BLOCK
-        number, num_done, counts, failure, service_s, sizes, where, retired = pickle.loads(frame.meta)
+        number, num_done, counts, failure, service_s, sizes, where, placed_nbytes, retired = pickle.loads(frame.meta)
+        destination = worker.destinations.pop(number, None)
         for segment in retired:
             worker.views.forget(segment)
         memory, nbytes = frame.body, len(frame.body)
@@ -281,10 +298,11 @@ class ProcessPool:
             pending.finish()
         elif pending is not None:
             try:
-                outcome = Outcome(num_done, counts, decode(sizes, memory), failure)
+                elsewhere = None if destination is None else destination.memory
+                outcome = Outcome(num_done, counts, decode(sizes, memory, elsewhere), failure)
             except Exception as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
                 outcome = Outcome(0, [], [], describe_failure(error))
-            pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes, pending.raw_nbytes)
+            pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes + placed_nbytes, pending.raw_nbytes)
             pending.finish()
         worker.last_block_ns = time.monotonic_ns()
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import anyio
@@ -38,6 +39,8 @@ class ThreadPool:
 
     The global random generators are shared by all threads and not seeded; draw from `record_rng()` instead.
     """
+
+    takes_destinations = False
 
     def __init__(self, num_workers: int, preprocess: bytes) -> None:
         self.num_workers = num_workers
@@ -100,6 +103,9 @@ class ThreadPool:
     def _give_back(self, worker: _Worker) -> None:
         self._idle.append(worker)
         self._room.release()
+
+    def retire(self, numbers: Sequence[int]) -> None:
+        """Do nothing: threads map no segments."""
 
     @property
     def held_bytes(self) -> None:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import copyreg
 import importlib
 import io
+import math
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
 
+from aioloader.pools.chunk import Room
 from aioloader.pools.columns import Concatenation, from_flat, to_columns
-from aioloader.sequences import SampleColumns
+from aioloader.sequences import Rows, SampleColumns
 
 __all__ = ["Encoded", "decode", "encode", "encode_samples", "write"]
 
@@ -29,11 +31,20 @@ _ALIGNMENT = 64  # a cache line; what vectorised kernels like best
 
 
 class Encoded(NamedTuple):
-    """Buffers to be written one after another, each at the next multiple of 64 bytes."""
+    """Buffers to be written one after another, each at the next multiple of 64 bytes.
+
+    `placed` are written elsewhere, each at an offset of the memory that `encode_samples` was given for them.
+    """
 
     sizes: tuple[int, ...]
     buffers: Sequence[bytes | memoryview | Concatenation]
     nbytes: int
+    placed: Sequence[tuple[Concatenation, int]] = ()
+
+    @property
+    def placed_nbytes(self) -> int:
+        """Return the bytes of what is written elsewhere."""
+        return sum(part.nbytes for part, _ in self.placed)
 
 
 def encode(value: Any) -> Encoded:
@@ -45,36 +56,55 @@ def encode(value: Any) -> Encoded:
     return _encoded(value, [])
 
 
-def encode_samples(samples: Sequence[Any]) -> Encoded:
-    """Return samples as bytes, in columns where that is possible: then decoding gives `SampleColumns`. Raises as `encode`."""
+def encode_samples(samples: Sequence[Any], rooms: Mapping[str, Room] | None = None) -> Encoded:
+    """Return samples as bytes, in columns where that is possible: then decoding gives `SampleColumns`. Raises as `encode`.
+
+    Columns that fit one of `rooms` are placed there.
+    """
     columns = to_columns(samples)
     if columns is None:
         return encode(list(samples))
     parts: list[Concatenation] = []
+    placed: list[tuple[Concatenation, int]] = []
     layout: list[Any] = []
-    for value in columns.values:
-        if isinstance(value, Concatenation):
-            first = value.arrays[0]
-            place = len(parts) - columns.num_concatenations  # counted from the end: the pickle's own buffers come first
-            layout.append((place, first.dtype.str, first.shape[1:], value.lengths, value.torch_dtype))
-            parts.append(value)
-        else:
+    num_parts = columns.num_concatenations
+    if rooms:
+        num_parts -= sum(_fits(value, rooms.get(key)) for key, value in zip(columns.keys or (), columns.values, strict=False))
+    for key, value in zip(columns.keys or (None,), columns.values, strict=True):
+        if not isinstance(value, Concatenation):
             layout.append(value)
-    return _encoded(_Layout(columns.keys, len(samples), layout), parts)
+            continue
+        room = rooms.get(key) if rooms and key is not None else None
+        if room is not None and _fits(value, room):
+            dtype, shape, offset = room
+            layout.append((_PLACED, dtype, (len(samples), *shape), offset, value.torch_dtype))
+            placed.append((value, offset))
+        else:
+            first, place = value.arrays[0], len(parts) - num_parts  # counted from the end: the pickle's own buffers come first
+            layout.append((_PART, first.dtype.str, first.shape[1:], place, value.torch_dtype, value.lengths))
+            parts.append(value)
+    return _encoded((columns.keys, len(samples), layout), parts, is_columns=True)._replace(placed=placed)
 
 
-def decode(sizes: Sequence[int], memory: memoryview) -> Any:
-    """Return the value; its arrays are views of `memory` and keep it alive."""
+def _fits(value: Any, room: Room | None) -> bool:
+    if room is None or not isinstance(value, Concatenation) or not value.is_even:
+        return False
+    first, (dtype, shape, _) = value.arrays[0], room
+    return bool(first.shape == shape and first.dtype.str == dtype)
+
+
+def decode(sizes: Sequence[int], memory: memoryview, elsewhere: Any = None) -> Any:
+    """Return the value; its arrays are views of `memory`, and of the memory `elsewhere` in which some were placed. They keep it alive."""
     beside = []
     at = _padded(sizes[0])
     for size in sizes[1:]:
         beside.append(memory[at : at + size])
         at += _padded(size)
-    value = pickle.loads(memory[: sizes[0]], buffers=beside)
-    return value.samples(beside) if type(value) is _Layout else value
+    is_columns, value = pickle.loads(memory[: sizes[0]], buffers=beside)
+    return _columns(value, beside, elsewhere) if is_columns else value
 
 
-def write(encoded: Encoded, memory: memoryview) -> None:
+def write(encoded: Encoded, memory: memoryview, elsewhere: memoryview | None = None) -> None:
     """Copy the buffers to where `decode` looks for them."""
     at = 0
     for buffer, size in zip(encoded.buffers, encoded.sizes, strict=True):
@@ -83,33 +113,45 @@ def write(encoded: Encoded, memory: memoryview) -> None:
         else:
             memory[at : at + size] = buffer
         at += _padded(size)
+    for part, offset in encoded.placed:
+        assert elsewhere is not None
+        _write_concatenation(part, elsewhere[offset : offset + part.nbytes])
 
 
-class _Layout(NamedTuple):
-    """What `decode` needs to know about columns. A column is a list of values, or where its concatenation lies and how it is cut."""
+_PART, _PLACED = "part", "placed"
+"""How a column is described in the pickle, by plain tuples, which cost a fifth of named ones:
 
-    keys: tuple[str, ...] | None
-    num_samples: int
-    columns: list[Any]
-
-    def samples(self, beside: Sequence[memoryview]) -> SampleColumns:
-        import numpy
-
-        values: list[Any] = []
-        for column in self.columns:
-            if isinstance(column, list):
-                values.append(column)
-                continue
-            place, dtype, trailing, lengths, torch_dtype = column
-            if torch_dtype is not None:
-                importlib.import_module("torch")
-            rows = lengths * self.num_samples if isinstance(lengths, int) else sum(lengths)
-            flat = numpy.frombuffer(beside[place], dtype) if len(beside[place]) else numpy.empty(0, dtype)
-            values.append(from_flat(flat.reshape(rows, *trailing), self.num_samples, lengths, torch_dtype))
-        return SampleColumns(self.keys, values)
+    ("part", dtype, shape of a row, place among the buffers counted from the end, torch dtype, lengths)
+    ("placed", dtype, shape of the whole, offset elsewhere, torch dtype)
+    or the list of its values
+"""
 
 
-def _encoded(value: Any, parts: Sequence[Concatenation]) -> Encoded:
+def _columns(value: Any, beside: Sequence[memoryview], elsewhere: Any) -> SampleColumns:
+    import numpy
+
+    keys, num_samples, layout = value
+    columns: list[Any] = []
+    for column in layout:
+        if type(column) is list:
+            columns.append(column)
+            continue
+        kind, dtype, shape, place, torch_dtype, *rest = column
+        if torch_dtype is not None:
+            importlib.import_module("torch")
+        if kind == _PLACED:
+            flat = numpy.frombuffer(elsewhere, dtype, math.prod(shape), place)
+            columns.append(Rows([flat.reshape(shape)], torch_dtype))
+            continue
+        lengths = rest[0]
+        rows = lengths * num_samples if isinstance(lengths, int) else sum(lengths)
+        flat = numpy.frombuffer(beside[place], dtype) if len(beside[place]) else numpy.empty(0, dtype)
+        columns.append(from_flat(flat.reshape(rows, *shape), num_samples, lengths, torch_dtype))
+    return SampleColumns(keys, columns)
+
+
+def _encoded(value: Any, parts: Sequence[Concatenation], *, is_columns: bool = False) -> Encoded:
+    value = (is_columns, value)
     beside: list[pickle.PickleBuffer] = []
     try:
         main = _dump(pickle.Pickler, value, beside.append)
@@ -138,9 +180,11 @@ def _padded(size: int) -> int:
 
 
 def _dump(pickler_class: Any, value: Any, buffer_callback: Callable[[pickle.PickleBuffer], object]) -> bytes:
+    torch = sys.modules.get("torch")
+    if torch is None and pickler_class is pickle.Pickler:
+        return pickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
     stream = io.BytesIO()
     pickler = pickler_class(stream, protocol=5, buffer_callback=buffer_callback)
-    torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
         pickler.dispatch_table = _dispatch_table(torch)
     pickler.dump(value)

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from aioloader.pools.chunk import Chunk, Failure, Outcome
+from aioloader.pools.chunk import Chunk, Failure, Outcome, Room
 from aioloader.pools.progress import ProgressPage
 from aioloader.pools.rng import LazySeeding
 from aioloader.pools.runner import Preprocess, Runner, describe_failure
 from aioloader.pools.transport import Encoded, decode, encode, encode_samples, write
 from aioloader.protocols import RecordId
 from aioloader.runtime.moving import dumps
-from aioloader.runtime.segments import Arena
+from aioloader.runtime.segments import Arena, SegmentViews
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
 __all__ = ["BLOCK", "CHUNK", "INLINE_BYTES", "REVOKED", "Prepared", "main", "pack"]
@@ -91,6 +91,8 @@ class _Job(NamedTuple):
     ids: Sequence[RecordId]
     sizes: Sequence[int]
     body: memoryview
+    target: tuple[int, dict[str, Room], int] | None
+    """The number of a segment of the engine, where the samples go in it, and how many it is for."""
 
 
 class _Worker:
@@ -99,6 +101,7 @@ class _Worker:
         self._runner = runner
         self._progress = progress
         self._arena = arena
+        self._targets = SegmentViews()
         self._queued: deque[_Job] = deque()
 
     def serve(self) -> None:
@@ -115,21 +118,30 @@ class _Worker:
         if frame is None:
             return
         assert frame.kind == CHUNK
-        number, epoch, ids, sizes, returned = pickle.loads(frame.meta)
+        number, epoch, ids, sizes, returned, retired, target = pickle.loads(frame.meta)
         for segment in returned:
             self._arena.give_back(segment)
-        self._queued.append(_Job(number, epoch, ids, sizes, frame.body))
+        for segment in retired:
+            self._targets.forget(segment)
+        if target is not None:
+            segment, nbytes, rooms, num_rows = target
+            if frame.descriptors:
+                self._targets.attach(segment, frame.descriptors[0], nbytes)
+            target = (segment, rooms, num_rows)
+        self._queued.append(_Job(number, epoch, ids, sizes, frame.body, target))
 
     def _answer(self, job: _Job) -> None:
         if not self._progress.begin_chunk(job.number):
-            self._wire.send(BLOCK, _meta((job.number, REVOKED, None, None, 0.0, (), None, [])))
+            self._wire.send(BLOCK, _meta((job.number, REVOKED, None, None, 0.0, (), None, 0, [])))
             self._progress.end_chunk()
             return
         started = time.perf_counter()
         outcome = self._run(job)
         service_s = time.perf_counter() - started
-        outcome, encoded = _encode(outcome)
-        self._send(job.number, outcome, encoded, service_s)
+        rooms = None if job.target is None or job.target[2] != len(outcome.samples) else job.target[1]
+        outcome, encoded = _encode(outcome, rooms)
+        elsewhere = self._targets.memory(job.target[0]) if encoded.placed and job.target is not None else None
+        self._send(job.number, outcome, encoded, service_s, elsewhere)
         self._progress.end_chunk()
 
     def _run(self, job: _Job) -> Outcome:
@@ -139,21 +151,24 @@ class _Worker:
             return Outcome(0, [], [], describe_failure(error))
         return self._runner.run(Chunk(job.epoch, records, job.ids))
 
-    def _send(self, number: int, outcome: Outcome, encoded: Encoded, service_s: float) -> None:
+    def _send(self, number: int, outcome: Outcome, encoded: Encoded, service_s: float, elsewhere: memoryview | None) -> None:
         counts, failure = outcome.counts, outcome.failure
         if encoded.nbytes <= INLINE_BYTES:
             memory = memoryview(bytearray(encoded.nbytes))
-            write(encoded, memory)
-            meta = _meta((number, outcome.num_done, counts, failure, service_s, encoded.sizes, None, self._retired()))
+            write(encoded, memory, elsewhere)
+            meta = _meta(
+                (number, outcome.num_done, counts, failure, service_s, encoded.sizes, None, encoded.placed_nbytes, self._retired())
+            )
             self._wire.send(BLOCK, meta, [memory])
             return
         while (waiting := self._wire.try_receive()) is not None:  # returned segments come with the queued chunk
             self._take(waiting)
         segment = self._arena.take(encoded.nbytes)
-        write(encoded, segment.memory)
+        write(encoded, segment.memory, elsewhere)
         descriptors = [] if segment.announced else [segment.descriptor]
         where = (segment.number, segment.nbytes, encoded.nbytes)
-        meta = _meta((number, outcome.num_done, counts, failure, service_s, encoded.sizes, where, self._retired()))
+        facts = (number, outcome.num_done, counts, failure, service_s, encoded.sizes, where, encoded.placed_nbytes, self._retired())
+        meta = _meta(facts)
         self._wire.send(BLOCK, meta, descriptors=descriptors)
         segment.announce()
 
@@ -170,10 +185,10 @@ def _meta(facts: tuple[Any, ...]) -> bytes:
         return dumps(facts)
 
 
-def _encode(outcome: Outcome) -> tuple[Outcome, Encoded]:
+def _encode(outcome: Outcome, rooms: dict[str, Room] | None) -> tuple[Outcome, Encoded]:
     """Encode the samples and make the failure movable. A sample that cannot be moved fails its record, in its place."""
     try:
-        return outcome._replace(failure=_movable(outcome.failure)), encode_samples(outcome.samples)
+        return outcome._replace(failure=_movable(outcome.failure)), encode_samples(outcome.samples, rooms)
     except BaseException:  # noqa: BLE001 - found below, record by record
         pass
     samples = list(outcome.samples)

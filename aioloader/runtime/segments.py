@@ -24,11 +24,13 @@ _PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class Segment:
-    """One piece of shared memory, on the writer's side. Keeps a descriptor open only until it is announced."""
+    """One piece of shared memory, on the side that owns it. Keeps a descriptor open only as long as somebody may need it."""
 
-    def __init__(self, number: int, nbytes: int) -> None:
+    def __init__(self, number: int, nbytes: int, *, keeps_descriptor: bool = False) -> None:
         self.number = number
         self.nbytes = nbytes
+        self._keeps_descriptor = keeps_descriptor
+        self._is_announced = False
         self.descriptor = os.memfd_create(f"aioloader-{number}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.descriptor, nbytes)
@@ -40,28 +42,35 @@ class Segment:
     @property
     def announced(self) -> bool:
         """Return whether the reader has the descriptor."""
-        return self.descriptor < 0
+        return self._is_announced
 
     def announce(self) -> None:
-        """Note that the reader has the descriptor; this end needs it no more."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        """Note that the reader has the descriptor."""
+        self._is_announced = True
+        if not self._keeps_descriptor:
+            self._close_descriptor()
 
     def close(self) -> None:
         """Unmap and close; the reader's views stay valid."""
         self.memory = memoryview(b"")
-        self.announce()
+        self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class Arena:
     """Hands out segments for writing and takes them back. Not thread-safe.
 
-    Keeps at most `max_free_bytes` of returned segments; the rest goes back to the system.
+    Keeps at most `max_free_bytes` of returned segments; the rest goes back to the system. With `keeps_descriptors`, those of all
+    segments stay open, for other processes yet to come.
     """
 
-    def __init__(self, max_free_bytes: int = 1 << 28) -> None:
+    def __init__(self, max_free_bytes: int = 1 << 28, *, keeps_descriptors: bool = False) -> None:
         self._max_free_bytes = max_free_bytes
+        self._keeps_descriptors = keeps_descriptors
         self._next_number = 0
         self._free: list[Segment] = []
         self._used: dict[int, Segment] = {}
@@ -80,7 +89,7 @@ class Arena:
             segment = min(fitting, key=lambda candidate: candidate.nbytes)
             self._free.remove(segment)
         else:
-            segment = Segment(self._next_number, _round_up(nbytes))
+            segment = Segment(self._next_number, _round_up(nbytes), keeps_descriptor=self._keeps_descriptors)
             self._next_number += 1
         self._used[segment.number] = segment
         return segment
@@ -127,6 +136,10 @@ class SegmentViews:
         owner = np.frombuffer(self._mappings[number].data, dtype=np.uint8, count=nbytes)
         self._watching[number] = weakref.ref(owner, lambda _: on_release(number))
         return owner
+
+    def memory(self, number: int) -> memoryview:
+        """Return a whole segment, to write to."""
+        return self._mappings[number].data
 
     def forget(self, number: int) -> None:
         """Drop the mapping of a segment that its writer retired."""

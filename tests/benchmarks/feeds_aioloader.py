@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aioloader import FixedBatch, Loader
+from aioloader import FixedBatch, Loader, StackCollator
 from tests.benchmarks.work import Records, Work
 
 __all__ = ["sidecar", "thread"]
@@ -30,7 +30,7 @@ def _loader(work: Work, workers: int, host: str) -> Loader:
         Records(work),
         preprocess=work.sample,
         batch=FixedBatch(work.batch_size),
-        collate=work.collate,
+        collate=StackCollator() if work.is_stacked else work.collate,
         workers=workers,
         buffer_size=work.window,
         host=host,

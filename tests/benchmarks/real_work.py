@@ -37,6 +37,7 @@ class Texts:
     text_bytes: int = 3000
     window: int = 2048
     is_large: bool = False
+    is_stacked: bool = False
 
     def record(self, index: int) -> str:
         corpus = _corpus(self.folder)
@@ -63,6 +64,7 @@ class Jpegs:
     folder: str
     window: int = 512
     is_large: bool = True
+    is_stacked: bool = True
 
     def record(self, index: int) -> bytes:
         return (Path(self.folder) / f"{index % _NUM_JPEGS:03}.jpg").read_bytes()

@@ -56,6 +56,7 @@ class Tokens:
     length: int = 64
     window: int = 2048
     is_large: bool = False
+    is_stacked: bool = True
 
     def record(self, index: int) -> int:
         return index
@@ -76,6 +77,7 @@ class PythonLoop:
     iterations: int
     window: int = 2048
     is_large: bool = False
+    is_stacked: bool = True
 
     def record(self, index: int) -> int:
         return index
@@ -97,6 +99,7 @@ class SignedLoop:
     iterations: int
     window: int = 32
     is_large: bool = False
+    is_stacked: bool = True
 
     def record(self, index: int) -> int:
         return index
@@ -118,6 +121,7 @@ class Arrays:
     side: int = 1024
     window: int = 32
     is_large: bool = True
+    is_stacked: bool = True
 
     def record(self, index: int) -> int:
         return index
@@ -141,6 +145,7 @@ class HeavyTail:
     wait_s: float
     window: int = 2048
     is_large: bool = False
+    is_stacked: bool = True
 
     def record(self, index: int) -> int:
         return index

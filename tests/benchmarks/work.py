@@ -26,6 +26,7 @@ class Work(Protocol):
         batch_size: Samples per batch.
         window: Records in flight that every contestant is allowed, so that none wins by reading further ahead.
         is_large: Whether a batch is so large that it pays to move it as a tensor in shared memory.
+        is_stacked: Whether `collate` only stacks the fields, so that a contestant may use its own way of doing that.
     """
 
     @property
@@ -39,6 +40,9 @@ class Work(Protocol):
 
     @property
     def is_large(self) -> bool: ...
+
+    @property
+    def is_stacked(self) -> bool: ...
 
     def record(self, index: int) -> Any:
         """Return a record, as a source reads it."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from aioloader import FixedBatch, Loader
+from aioloader import BatchError, FixedBatch, Loader, StackCollator
 from tests.contract.cases import (
     INLINE,
     PROCESSES,
@@ -155,3 +159,83 @@ def test_moving_a_batch() -> None:
         assert moved["names"] == ["a", "b"]
         assert moved.samples == batch.samples
         assert moved.state() == batch.state()
+
+
+# Large samples of one shape: workers write them where they will lie in the batch
+
+
+def photo(number: int) -> Any:
+    return {"image": np.full((3, 100, 100), number, np.int32), "mask": torch.full((200, 100), number), "label": number}
+
+
+def photo_of_another_shape(number: int) -> Any:
+    return photo(number) if number != 13 else {**photo(number), "image": np.full((100, 3, 100), number, np.int32)}
+
+
+def some_photos(number: int) -> Any:
+    return photo(number) if number % 7 else None
+
+
+def photo_or_two(number: int) -> Any:
+    return photo(number) if number % 11 else [photo(number), photo(-number)]
+
+
+def check_photos(batches: list[Any], numbers: list[int]) -> None:
+    assert [number for batch in batches for number in batch["label"].tolist()] == numbers
+    for batch in batches:
+        for row, number in enumerate(batch["label"].tolist()):
+            assert batch["image"][row].unique().tolist() == batch["mask"][row].unique().tolist() == [number]
+
+
+@HOSTS
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+def test_large_samples_written_in_place_arrive_as_they_were_made(options: Options, batch_size: int) -> None:
+    with Loader(range(60), preprocess=photo, batch=FixedBatch(batch_size), collate=StackCollator(), end="pad", **options) as loader:
+        check_photos([*loader, *loader], [*range(60)] * 2)
+
+
+@HOSTS
+def test_large_samples_of_which_some_are_filtered_or_doubled(options: Options) -> None:
+    for function, numbers in (
+        (some_photos, [number for number in range(60) if number % 7]),
+        (photo_or_two, [entry for number in range(60) for entry in ([number] if number % 11 else [number, -number])]),
+    ):
+        with Loader(range(60), preprocess=function, batch=FixedBatch(4), collate=StackCollator(), end="pad", **options) as loader:
+            check_photos(list(loader), numbers)
+
+
+@HOSTS
+def test_a_large_sample_of_another_shape_is_named_and_those_before_arrive(options: Options) -> None:
+    with Loader(range(60), preprocess=photo_of_another_shape, batch=FixedBatch(4), collate=StackCollator(), **options) as loader:
+        batches: list[Any] = []
+        with pytest.raises(BatchError, match=r"StackCollator\['image'\]: expected ndarray int32\[3, 100, 100\].* int32\[100, 3, 100\]"):
+            batches.extend(loader)  # keeps what came before
+        check_photos(batches, list(range(len(batches) * 4)))
+
+
+def test_workers_that_are_killed_while_they_write_in_place() -> None:
+    killer = random.Random(3)
+    with Loader(
+        range(600), preprocess=photo, batch=FixedBatch(4), collate=StackCollator(), max_restarts_per_minute=1000, **PROCESSES
+    ) as loader:
+        batches = []
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) % 15 == 0:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(killer.choice(loader.stats()["worker_pids"]), signal.SIGKILL)
+        assert loader.stats()["worker_restarts"] > 3
+    check_photos(batches, list(range(600)))
+
+
+def test_a_pass_left_while_workers_write_does_not_disturb_the_next() -> None:
+    with Loader(range(80), preprocess=photo, batch=FixedBatch(4), collate=StackCollator(), **PROCESSES) as loader:
+        for stop in (1, 3, 6):
+            kept = []
+            for batch in loader:
+                kept.append(batch)
+                if len(kept) == stop:
+                    break
+            check_photos(kept, list(range(4 * stop)))
+        check_photos(list(loader), list(range(80)))
+        check_photos(kept, list(range(24)))

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aioloader.engine.channel import BATCH, Delivered, Field, Inbox, Layout, Outbox
+from aioloader.engine.channel import BATCH, Delivered, Inbox, Outbox
+from aioloader.engine.layout import Field, Layout
 from aioloader.engine.output import Ready, TensorArray, to_arrays
 from aioloader.errors import BatchError
 from aioloader.runtime.budget import Budget

@@ -72,6 +72,13 @@ class Trainer:
     has_room = True
     waiting_bytes = 0
     batch_bytes = 0
+    num_placed = num_missed = 0
+
+    def reserve(self, num_rows: int) -> None:
+        return None
+
+    def is_worth_it(self, num_rows: int) -> bool:
+        return False
 
     async def room(self) -> None:
         for _ in range(self._random.randint(0, 3)):
@@ -91,6 +98,7 @@ class Workers:
     num_workers = 2
     capacity = 4
     held_bytes = None
+    takes_destinations = False
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
