@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aioloader.order.mesh import Mesh
     from aioloader.pools.rng import record_rng
     from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, SequenceSource, TextFiles
+    from aioloader.telemetry.advice import suggest_async_config
     from aioloader.training import GradientSynchronizer, StepReport, Trainer, TrainResult
 
 _HOME = {
@@ -65,6 +66,7 @@ _HOME = {
     "Trainer": "training",
     "WorkerError": "errors",
     "record_rng": "pools.rng",
+    "suggest_async_config": "telemetry.advice",
 }
 
 __all__ = [
@@ -100,6 +102,7 @@ __all__ = [
     "Trainer",
     "WorkerError",
     "record_rng",
+    "suggest_async_config",
 ]
 
 __version__ = "0.1.0"

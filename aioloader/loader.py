@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -57,8 +57,8 @@ class Loader:
         pool: "process", "thread" or "inline" (the same as workers=0).
         buffer_size: Records between the source and the trainer at most. Records in a micro-batch that needs more of them than this
             to become complete do not count. Default: what keeps the workers busy while one record is slow, 256 to 8192.
-        memory_limit: Bytes that records in flight may take after preprocessing in worker processes, as an int or like "2GiB". Fewer records
-            than `buffer_size` are let in where they are large, judged by the largest of late; one always is.
+        memory_limit: Bytes that records, results and batches in flight may take, as an int or like "2GiB". Fewer records than
+            `buffer_size` are let in where they are large, judged by the largest of late; one always is.
         prefetch_batches: Micro-batches that may wait for the trainer.
         end: "drop" leaves out a last micro-batch that is not full, and what makes lanes uneven; "pad" keeps it (one lane only).
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
@@ -70,6 +70,8 @@ class Loader:
         stall_timeout_s: When the trainer waits and no stage gets on for so long, a log line says which one, and where each worker stands;
             None: never.
         raise_on_stall: Also end the pass with `StallError`.
+        pin_memory: Batches arrive in page-locked memory, from which copies to a CUDA device overlap with work; needs a CUDA device.
+        worker_cpus: CPUs for the worker processes to stay on, one each, in turn; None: wherever the system puts them.
         host: "process" runs the engine in a sidecar process, "thread" in a thread, for sources that cannot move (a generator).
 
     Raises:
@@ -102,6 +104,8 @@ class Loader:
         max_restarts_per_minute: int = 60,
         stall_timeout_s: float | None = 300.0,
         raise_on_stall: bool = False,
+        pin_memory: bool = False,
+        worker_cpus: Iterable[int] | None = None,
         host: str = "process",
     ) -> None:
         self._host: Host | None = None
@@ -134,6 +138,8 @@ class Loader:
             max_restarts_per_minute=max_restarts_per_minute,
             stall_timeout_s=stall_timeout_s,
             raise_on_stall=raise_on_stall,
+            pin_memory=pin_memory,
+            worker_cpus=worker_cpus,
             is_moved=self._host_kind == "process",
         )
         self._engine_stats: dict[str, Any] = {}
@@ -287,10 +293,11 @@ class Loader:
         return int(saved) if saved is not None else self.epoch + self._epochs
 
     def _running_host(self) -> Host:
+        from aioloader.bridge.pinning import page_lock
         from aioloader.engine.host import Host
 
         if self._host is None:
-            self._host = Host(self._plan, self._host_kind)
+            self._host = Host(self._plan, self._host_kind, page_lock() if self._plan.pin_memory else None)
             self._finalizer = weakref.finalize(self, self._host.close)
         return self._host
 

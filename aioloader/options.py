@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aioloader.errors import ConfigError
 from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
 
-__all__ = ["check_callable", "check_choice", "check_int", "check_seconds", "default_workers", "lane_map", "not_yet", "parse_bytes"]
+__all__ = [
+    "check_callable",
+    "check_choice",
+    "check_cpus",
+    "check_int",
+    "check_seconds",
+    "default_workers",
+    "lane_map",
+    "not_yet",
+    "parse_bytes",
+]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -45,6 +55,22 @@ def check_callable(where: str, value: Any, *, expected: str, do: str) -> Callabl
         raise ConfigError(where, expected=expected, got=f"{type(value).__name__} {value!r}", do=do)
     function: Callable[..., Any] = value
     return function
+
+
+def check_cpus(where: str, value: Any) -> tuple[int, ...]:
+    """Return CPU numbers as a tuple; None is none."""
+    if value is None:
+        return ()
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    cpus = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else (value,)
+    if not cpus or any(type(cpu) is not int or cpu not in usable for cpu in cpus):
+        raise ConfigError(
+            where,
+            expected=f"numbers of CPUs that this process may use ({', '.join(map(str, sorted(usable)))})",
+            got=repr(value),
+            do="leave it out to let the system place the workers",
+        )
+    return cpus
 
 
 def not_yet(where: str, *, expected: str, got: object) -> ConfigError:

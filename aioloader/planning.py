@@ -46,6 +46,8 @@ def make_plan(
     max_restarts_per_minute: Any,
     stall_timeout_s: Any,
     raise_on_stall: Any,
+    pin_memory: Any,
+    worker_cpus: Any,
     is_moved: bool,
 ) -> tuple[Plan, Preprocess]:
     """Return the plan for a loader's arguments (see `Loader`), and its preprocessing for `workers=0`.
@@ -90,6 +92,8 @@ def make_plan(
         faults=FaultPolicy(on_error),
         stall_timeout_s=options.check_seconds("Loader(stall_timeout_s=)", stall_timeout_s),
         raise_on_stall=bool(raise_on_stall),
+        pin_memory=bool(pin_memory),
+        worker_cpus=_worker_cpus(worker_cpus, pool),
         recovery=RecoveryOptions(
             timeout_s=options.check_seconds("Loader(timeout_s=)", timeout_s), max_restarts_per_minute=max_restarts_per_minute
         ),
@@ -147,6 +151,12 @@ def _workers(pool: Any, workers: Any) -> tuple[str, int]:
     if pool == "inline" or workers == 0:
         return "inline", 0
     return pool, options.default_workers() if workers is None else workers
+
+
+def _worker_cpus(worker_cpus: Any, pool: str) -> tuple[int, ...]:
+    if worker_cpus is not None and pool != "process":
+        raise ConfigError("Loader(worker_cpus=)", expected="worker processes to keep there", got=f"pool={pool!r}", do="leave it out")
+    return options.check_cpus("Loader(worker_cpus=)", worker_cpus)
 
 
 def _function(where: str, function: Any) -> Callable[..., Any] | None:

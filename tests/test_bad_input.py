@@ -51,6 +51,15 @@ WRONG: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"batch": None}, "Loader(batch=)", "a batching strategy", "None", "batch=FixedBatch(32)"),
     ({"batch": 32}, "Loader(batch=)", "a batching strategy", "32", "batch=FixedBatch(32)"),
     ({"preprocess": 7}, "Loader(preprocess=)", "a function, or None", "int 7", "pass a function"),
+    ({"worker_cpus": [0], "workers": 0}, "Loader(worker_cpus=)", "worker processes to keep there", "pool='inline'", "leave it out"),
+    (
+        {"worker_cpus": [10**6], "workers": 1},
+        "Loader(worker_cpus=)",
+        "numbers of CPUs that this process may use",
+        "[1000000]",
+        "leave it out",
+    ),
+    ({"worker_cpus": "0", "workers": 1}, "Loader(worker_cpus=)", "numbers of CPUs", "'0'", "leave it out"),
     ({"worker_init": 7}, "Loader(worker_init=)", "a function, or None", "int 7", "pass a function"),
     (
         {"lanes": 3, "mesh": Mesh(dp_rank=0, dp_size=2)},

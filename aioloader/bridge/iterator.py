@@ -124,6 +124,9 @@ class BatchIterator:
         self._is_waiting = False
         self._num_batches = 0
         self._num_at_once = _MAX_AT_ONCE
+        self._num_samples = 0
+        self._left_s: float | None = None
+        self._away_s = 0.0
         self._waits = Waits()
 
     def __iter__(self) -> BatchIterator:
@@ -189,9 +192,15 @@ class BatchIterator:
         return self._num_batches
 
     def stats(self) -> dict[str, Any]:
-        """Return the numbers of the trainer's side: batches delivered and seconds that the trainer waited for them."""
+        """Return the numbers of the trainer's side: batches, how long it waited for them and for what, and how long it was away."""
         own = self._feed.stats() if isinstance(self._feed, InlineFeed) else {}
-        return {**own, "delivered_batches": self._num_batches, "consumer_wait_s": self._waits.total_s, "waits": self._waits.snapshot()}
+        return {
+            **own,
+            "delivered_batches": self._num_batches,
+            "mean_train_s": self._away_s / max(1, self._num_samples),
+            "consumer_wait_s": self._waits.total_s,
+            "waits": self._waits.snapshot(),
+        }
 
     def close(self, reason: BaseException | None = None) -> None:
         """Leave the pass; later calls raise `reason`, or `ClosedError`. Safe to call twice."""
@@ -253,9 +262,14 @@ class BatchIterator:
         self._feed.taken()
         batch = to_batch(delivered, self._base)
         self._load_last = delivered.state_loader()
+        self._num_samples += delivered.num_samples
         cause = delivered.cause if waited else CONSUMER
         batch.wait_cause = CAUSES[cause]
-        batch.wait_s = time.perf_counter() - started
+        now = time.perf_counter()
+        if self._left_s is not None:
+            self._away_s += started - self._left_s
+        self._left_s = now
+        batch.wait_s = now - started
         self._waits.add(cause, batch.wait_s)
         return batch
 

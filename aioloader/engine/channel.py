@@ -22,16 +22,16 @@ from aioloader.errors import BatchError
 from aioloader.protocols import Json, RecordId
 from aioloader.runtime.budget import Budget
 from aioloader.runtime.moving import dumps
-from aioloader.runtime.segments import Arena, Segment, SegmentViews
+from aioloader.runtime.segments import Arena, PageLock, Segment, SegmentViews
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.wire import Frame, Wire
 
-__all__ = ["BATCH", "END", "ERROR", "RUN", "STATS", "TAKEN", "Delivered", "Inbox", "Outbox"]
+__all__ = ["BATCH", "END", "ERROR", "INLINE_BYTES", "RUN", "STATS", "TAKEN", "Delivered", "Inbox", "Outbox"]
 
 RUN, TAKEN, STATS = 1, 2, 3
 BATCH, END, ERROR = 11, 12, 13
 
-_INLINE_BYTES = 1 << 13  # below this a copy through the socket is cheaper than a segment's bookkeeping
+INLINE_BYTES = 1 << 13  # below this a copy through the socket is cheaper than a segment's bookkeeping
 
 
 class Delivered:
@@ -53,6 +53,7 @@ class Delivered:
         "layout",
         "memory",
         "num_padding",
+        "num_samples",
         "num_targets",
         "num_tokens",
         "others",
@@ -60,7 +61,7 @@ class Delivered:
     )
 
     def __init__(self, head: tuple[int, ...], layout: Layout, memory: Any, others: dict[str, Any], records: bytes, state: bytes) -> None:
-        self.step, self.lane, self.epoch, self.num_tokens, self.num_padding, self.num_targets, self.cause = head
+        self.step, self.lane, self.epoch, self.num_tokens, self.num_padding, self.num_targets, self.num_samples, self.cause = head
         self.layout = layout
         self.memory = memory
         self.others = others
@@ -79,8 +80,9 @@ class Delivered:
 class Outbox:
     """The engine's end: sends micro-batches, never more than `prefetch_batches` ahead of the trainer."""
 
-    def __init__(self, wire: Wire, prefetch_batches: int, max_free_bytes: int = 1 << 28) -> None:
+    def __init__(self, wire: Wire, prefetch_batches: int, *, max_free_bytes: int = 1 << 28, inline_bytes: int = INLINE_BYTES) -> None:
         self._wire = wire
+        self._inline_bytes = inline_bytes
         self._arena = Arena(max_free_bytes, keeps_descriptors=True)
         self._max_reserved_bytes = 2 * max_free_bytes
         self._prefetch_batches = prefetch_batches
@@ -140,7 +142,7 @@ class Outbox:
         self._layout = layout
         meta = pickle.dumps(
             (
-                (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, cause),
+                (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, ready.num_samples, cause),
                 None if known else layout,
                 others,
                 pickle.dumps(ready.provenance),
@@ -168,7 +170,7 @@ class Outbox:
 
     def _segment_for(self, layout: Layout, fields: Mapping[str, Any]) -> tuple[Segment | None, frozenset[str]]:
         """Return where a micro-batch goes, and which of its fields are there already."""
-        if layout.nbytes <= _INLINE_BYTES:
+        if layout.nbytes <= self._inline_bytes:
             return None, frozenset()
         if self._reservations.num_open:
             found = self._reservations.claim(layout, fields)
@@ -209,8 +211,8 @@ def _ignore(_numbers: list[int]) -> None:
 class Inbox:
     """The trainer's end: opens micro-batches, and notes which shared memory came free."""
 
-    def __init__(self, max_held_segments: int) -> None:
-        self._views = SegmentViews()
+    def __init__(self, max_held_segments: int, lock: PageLock | None = None) -> None:
+        self._views = SegmentViews(lock)
         self._layout: Layout | None = None
         self._max_held_segments = max_held_segments
         self._num_viewed = 0

@@ -20,6 +20,7 @@ from aioloader.engine.sidecar import run_engine
 from aioloader.errors import HostError
 from aioloader.protocols import Json
 from aioloader.runtime.moving import dumps, unpack_error
+from aioloader.runtime.segments import PageLock
 from aioloader.runtime.spawn import ZygoteProcess, describe_exit
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
@@ -45,9 +46,9 @@ class HostDied(HostError):  # noqa: N818 - what happened, and seldom an error: a
 class Host:
     """A running engine. Not thread-safe."""
 
-    def __init__(self, plan: Plan, kind: str) -> None:
+    def __init__(self, plan: Plan, kind: str, lock: PageLock | None = None) -> None:
         self._owner_pid = os.getpid()
-        self._inbox = Inbox(_MAX_HELD_SEGMENTS)
+        self._inbox = Inbox(_MAX_HELD_SEGMENTS, lock)
         self._stats: dict[str, Any] = {}
         self._early: list[Frame] = []
         self._thread: threading.Thread | None = None

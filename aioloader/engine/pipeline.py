@@ -36,6 +36,7 @@ from aioloader.protocols import Cursor, Json
 from aioloader.runtime.budget import Budget
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.threads import CallThread
+from aioloader.sequences import SampleColumns
 from aioloader.telemetry.stages import Stages
 from aioloader.telemetry.waits import WaitCauses
 
@@ -130,6 +131,7 @@ class Pipeline:
         self._progress = Progress(run)
         self._error: AioLoaderError | None = None
         self._causes = WaitCauses()
+        self._is_in_columns = True
         self._placement = _placement(plan, pool, sink)
         self._is_reading = False
         self._is_collating = False
@@ -145,7 +147,11 @@ class Pipeline:
     def _held_bytes(self) -> int:
         """Return the bytes of results and of waiting micro-batches."""
         held = self._pool.held_bytes
-        return self._sink.waiting_bytes + (self.budget.estimated_bytes() if held is None else held)
+        if held is None:
+            held = self.budget.estimated_bytes(self.budget.num_finished)
+        elif self._is_in_columns:  # samples in incomplete micro-batches view what the pool counts
+            return self._sink.waiting_bytes + held
+        return self._sink.waiting_bytes + held + self.budget.estimated_bytes(self.budget.slots.open)
 
     def following(self, state: Json) -> Run | None:
         """Return the pass to run next if this one was resumed at its end; `state` is what `run` returned."""
@@ -264,6 +270,7 @@ class Pipeline:
         self._chunk_size.observe(block.outcome.num_done, block.service_s, block.nbytes)
         self.budget.slots.limit = self._max_records()
         self.budget.num_finished += block.outcome.num_done
+        self._is_in_columns = isinstance(block.outcome.samples, SampleColumns)
         self.budget.observe(block.outcome.num_done, block.raw_nbytes, block.nbytes)
         self._heap.push(index, len(chunk.records), _Ran(stamps, block, error))
         self._arrived.notify()

@@ -33,6 +33,8 @@ class Plan:
     faults: FaultPolicy
     stall_timeout_s: float | None
     raise_on_stall: bool
+    pin_memory: bool = False
+    worker_cpus: tuple[int, ...] = ()
 
     @property
     def keep_partial(self) -> bool:

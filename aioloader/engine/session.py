@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from aioloader.engine.channel import END, ERROR, RUN, STATS, TAKEN, Outbox
+from aioloader.engine.channel import END, ERROR, INLINE_BYTES, RUN, STATS, TAKEN, Outbox
 from aioloader.engine.pipeline import Pipeline
 from aioloader.engine.plan import Plan, Run
 from aioloader.errors import AioLoaderError, HostError
@@ -50,7 +50,12 @@ class _Session:
         self._plan = plan
         self._wire = wire
         self._zygote = zygote
-        self._outbox = Outbox(wire, plan.prefetch_batches, max_free_bytes=plan.memory_limit // _FREE_SHARE)
+        self._outbox = Outbox(
+            wire,
+            plan.prefetch_batches,
+            max_free_bytes=plan.memory_limit // _FREE_SHARE,
+            inline_bytes=0 if plan.pin_memory else INLINE_BYTES,
+        )
         self._stages = Stages()
         self._pipeline: Pipeline | None = None
         self._started_s = time.monotonic()
@@ -82,7 +87,12 @@ class _Session:
         else:
             assert forks is not None
             pool = ProcessPool(
-                forks, plan.num_workers, plan.preprocess, plan.recovery, max_free_bytes=plan.memory_limit // _FREE_SHARE // plan.num_workers
+                forks,
+                plan.num_workers,
+                plan.preprocess,
+                plan.recovery,
+                max_free_bytes=plan.memory_limit // _FREE_SHARE // plan.num_workers,
+                cpus=plan.worker_cpus,
             )
         if forks is not None:
             tasks.start_soon(forks.run)
@@ -117,12 +127,17 @@ class _Session:
         budget = None if self._pipeline is None else self._pipeline.budget
         if budget is not None:
             budget.note_peaks()
+        stages = self._stages.snapshot(time.monotonic() - self._started_s)
+        preprocess = stages["preprocess"]
         return {
-            "stages": self._stages.snapshot(time.monotonic() - self._started_s),
+            "stages": stages,
+            "mean_preprocess_s": preprocess["service_s"] / max(1, preprocess["count"]),
+            "worker_idle_fraction": max(0.0, 1 - preprocess["occupancy"] / max(1, pool.num_workers)),
             "in_flight": 0 if budget is None else budget.slots.in_flight,
             "peak_in_flight": 0 if budget is None else budget.slots.peak,
             "buffer_size": self._plan.buffer_size if budget is None else budget.slots.limit,
             "in_flight_bytes": 0 if budget is None else budget.in_flight_bytes,
+            "buffered_bytes": 0 if budget is None else budget.buffered_bytes,
             "peak_in_flight_bytes": 0 if budget is None else budget.peak_bytes,
             "memory_limit": self._plan.memory_limit,
             "waiting_batches": self._outbox.num_waiting,

@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
     quarantined: Sequence[Quarantined] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Block:
     """An outcome with what it cost: seconds in the worker of that name, bytes of the result, bytes of the records on their way."""
 

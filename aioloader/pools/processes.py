@@ -28,6 +28,7 @@ from aioloader.runtime.segments import HeldBytes
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.spawn import ForkClient, describe_exit
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
+from aioloader.sequences import SampleColumns
 
 __all__ = ["ProcessPool"]
 
@@ -45,7 +46,14 @@ class ProcessPool:
     takes_destinations = True
 
     def __init__(
-        self, forks: ForkClient, num_workers: int, preprocess: bytes, recovery: RecoveryOptions, *, max_free_bytes: int = 1 << 28
+        self,
+        forks: ForkClient,
+        num_workers: int,
+        preprocess: bytes,
+        recovery: RecoveryOptions,
+        *,
+        max_free_bytes: int = 1 << 28,
+        cpus: Sequence[int] = (),
     ) -> None:
         self.num_workers = num_workers
         self._timeout_s = recovery.timeout_s
@@ -55,6 +63,7 @@ class ProcessPool:
         self.capacity = num_workers * _CHUNKS_PER_WORKER
         self._forks = forks
         self._max_free_bytes = max_free_bytes
+        self._cpus = cpus
         self._preprocess = preprocess
         self._workers: list[WorkerHandle] = []
         self._error: Exception | None = None
@@ -206,8 +215,9 @@ class ProcessPool:
         try:
             with theirs:
                 name = f"aioloader-w{number}"
+                payload = pickle.dumps((self._max_free_bytes, self._cpus[number % len(self._cpus)] if self._cpus else None))
                 descriptors = [theirs.fileno(), progress.descriptor, stack]
-                pid = await self._forks.fork("aioloader.pools.worker:main", name, pickle.dumps(self._max_free_bytes), descriptors)
+                pid = await self._forks.fork("aioloader.pools.worker:main", name, payload, descriptors)
         except BaseException:
             ours.close()
             progress.close()
@@ -303,6 +313,8 @@ class ProcessPool:
             except Exception as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
                 outcome = Outcome(0, [], [], describe_failure(error))
             pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes + placed_nbytes, pending.raw_nbytes)
+            if not isinstance(outcome.samples, SampleColumns):  # they were unpickled to memory of their own
+                self._held.hold_with(pending.block, nbytes)
             pending.finish()
         worker.last_block_ns = time.monotonic_ns()
 

@@ -7,6 +7,7 @@ reuses when the engine has returned it.
 from __future__ import annotations
 
 import faulthandler
+import os
 import pickle
 import signal
 import socket
@@ -74,13 +75,16 @@ _seeding: LazySeeding | None = None
 def main(payload: bytes, descriptors: Sequence[int], prepared: Prepared) -> None:
     """Entry of a worker process.
 
-    `payload` says how much free memory to keep, `descriptors` are its socket, progress page and stack file, `prepared` was
-    unpickled by the zygote.
+    `payload` says how much free memory to keep and on which CPU to stay, `descriptors` are its socket, progress page and stack
+    file, `prepared` was unpickled by the zygote.
     """
     progress = ProgressPage(descriptors[1])
     faulthandler.register(signal.SIGUSR1, file=descriptors[2], all_threads=True)  # how the engine asks where this worker stands
+    max_free_bytes, cpu = pickle.loads(payload)
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})
     wire = Wire(socket.socket(fileno=descriptors[0]))
-    _Worker(wire, Runner(*prepared, progress.begin_record), progress, Arena(pickle.loads(payload))).serve()
+    _Worker(wire, Runner(*prepared, progress.begin_record), progress, Arena(max_free_bytes)).serve()
 
 
 class _Job(NamedTuple):

@@ -113,6 +113,11 @@ class Budget:
         """Return the bytes of raw records, finished results and waiting batches."""
         return self._held_bytes() + int(self._num_unfinished * self._raw_bytes)
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of finished results and waiting batches."""
+        return self._held_bytes()
+
     def observe(self, num_records: int, raw_bytes: int, made_bytes: int) -> None:
         """Learn what records took, on their way to a worker and as results."""
         if num_records:
@@ -128,9 +133,9 @@ class Budget:
         self.slots.note_peak()
         self.peak_bytes = max(self.peak_bytes, self.in_flight_bytes)
 
-    def estimated_bytes(self) -> int:
-        """Return what the results that are there take, by the size of the last ones."""
-        return int((self.slots.open + self.slots.ready + self.num_finished) * self._made_bytes)
+    def estimated_bytes(self, num_records: int) -> int:
+        """Return what the results of so many records take, by the size of the last ones."""
+        return int(num_records * self._made_bytes)
 
     async def acquire(self, max_records: int) -> int:
         """Wait until records may start and take up to `max_records`; return how many.

@@ -12,12 +12,12 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Arena", "HeldBytes", "Segment", "SegmentViews"]
+__all__ = ["Arena", "HeldBytes", "PageLock", "Segment", "SegmentViews"]
 
 _GRANULE_BYTES = 1 << 16
 _PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -111,13 +111,24 @@ class Arena:
         self._used.clear()
 
 
+class PageLock(Protocol):
+    """Keeps mapped memory from being moved, so that a device can copy from it while the CPU goes on."""
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Lock a mapping; return whether that was possible."""
+
+    def unlock(self, address: int) -> None:
+        """Unlock it, before it is unmapped."""
+
+
 class SegmentViews:
-    """The reader's mappings of one writer's segments.
+    """The reader's mappings of one writer's segments, page-locked once each where there is a `lock`.
 
     A mapping keeps no descriptor open. It lives as long as a view of it, also after `close`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: PageLock | None = None) -> None:
+        self._lock = lock
         self._mappings: dict[int, npt.NDArray[np.uint8]] = {}
         self._watching: dict[int, weakref.ref[Any]] = {}
 
@@ -127,7 +138,7 @@ class SegmentViews:
     def attach(self, number: int, descriptor: int, nbytes: int) -> None:
         """Map a segment that the writer announced, and close its descriptor."""
         try:
-            self._mappings[number] = _map(descriptor, nbytes)
+            self._mappings[number] = _map(descriptor, nbytes, self._lock)
         finally:
             os.close(descriptor)
 
@@ -163,11 +174,15 @@ class HeldBytes:
     def hold(self, memory: memoryview) -> memoryview:
         """Return the same memory, counted until its last view is gone."""
         owner = np.frombuffer(memory, dtype=np.uint8)
+        self.hold_with(owner, len(owner))
+        return owner.data
+
+    def hold_with(self, owner: object, nbytes: int) -> None:
+        """Count so many bytes until an object is gone."""
         number = self._next_number
         self._next_number += 1
-        release = self.holding(len(owner), self._forget)
+        release = self.holding(nbytes, self._forget)
         self._watching[number] = weakref.ref(owner, lambda _: release(number))
-        return owner.data
 
     def holding(self, nbytes: int, on_release: Callable[[int], None]) -> Callable[[int], None]:
         """Count so many bytes until the function that is returned is called; that calls `on_release` in turn."""
@@ -202,7 +217,7 @@ def _libc() -> ctypes.CDLL:
 _LIBC = _libc() if sys.platform != "win32" else None
 
 
-def _map(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
+def _map(descriptor: int, nbytes: int, lock: PageLock | None = None) -> npt.NDArray[np.uint8]:
     """Return uint8[nbytes] mapped from a descriptor. The mmap module would keep a duplicate of the descriptor open for each."""
     assert _LIBC is not None
     address = _LIBC.mmap(None, nbytes, _PROT_READ_WRITE, mmap.MAP_SHARED, descriptor, 0)
@@ -210,6 +225,14 @@ def _map(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
         number = ctypes.get_errno()
         raise OSError(number, f"shared memory: mapping {nbytes} bytes failed: {os.strerror(number)}; free memory or lower memory_limit")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    finalizer = weakref.finalize(memory, _LIBC.munmap, address, nbytes)
+    unlock = lock.unlock if lock is not None and lock.lock(address, nbytes) else None
+    finalizer = weakref.finalize(memory, _unmap, address, nbytes, unlock)
     finalizer.atexit = False
     return np.frombuffer(memoryview(memory), dtype=np.uint8)
+
+
+def _unmap(address: int, nbytes: int, unlock: Callable[[int], None] | None) -> None:
+    if unlock is not None:
+        unlock(address)
+    assert _LIBC is not None
+    _LIBC.munmap(address, nbytes)

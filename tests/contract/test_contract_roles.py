@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aioloader import FixedBatch, Loader, Mesh
+from aioloader import FixedBatch, Loader, Mesh, suggest_async_config
 from aioloader.pools.chunk import Chunk
 from aioloader.pools.processes import ProcessPool
 from aioloader.pools.runner import Preprocess
@@ -168,3 +168,56 @@ def test_workers_and_buffer_that_are_left_out_are_numbers_in_the_end(options: Op
     assert stats["workers"] == len(os.sched_getaffinity(0))
     assert isinstance(stats["buffer_size"], int)
     assert stats["buffer_size"] >= stats["workers"]
+
+
+# Numbers to tune by
+
+
+def in_bursts(number: int) -> bytes:
+    time.sleep(0.1 if number % 4 == 0 else 0.0)
+    return bytes(1000)
+
+
+def test_idle_workers_and_buffered_bytes_are_seen() -> None:
+    """A041: one record in flight leaves seven of eight workers without work."""
+    with Loader(range(12), preprocess=in_bursts, batch=FixedBatch(1), collate=collate, workers=8, buffer_size=1) as loader:
+        fractions = [loader.stats()["worker_idle_fraction"] for _ in loader]
+    assert fractions[-1] > 0.5
+    with Loader(range(64), preprocess=in_bursts, batch=FixedBatch(1), collate=collate, workers=2, buffer_size=64) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        wait_for(lambda: loader.stats()["buffered_bytes"] > 20_000)
+        assert loader.stats()["buffered_bytes"] <= loader.stats()["in_flight_bytes"] <= loader.stats()["peak_in_flight_bytes"]
+
+
+def twenty_milliseconds(number: int) -> int:
+    time.sleep(0.02)
+    return number
+
+
+@POOLS
+def test_the_times_that_advice_needs_are_measured(options: Options) -> None:
+    """A043: both are of the size that they were made to be."""
+    with Loader(range(24), preprocess=twenty_milliseconds, batch=FixedBatch(2), collate=collate, **options) as loader:
+        for _ in loader:
+            time.sleep(0.02)
+        stats = loader.stats()
+    assert 0.02 <= stats["mean_preprocess_s"] < 0.06
+    assert 0.008 <= stats["mean_train_s"] < 0.03
+    advice = suggest_async_config(stats["mean_preprocess_s"], stats["mean_train_s"], workers=1)
+    assert 2 <= advice.workers <= 8
+
+
+# Where workers run
+
+
+def cpus(_: int) -> Any:
+    return {"cpus": sorted(os.sched_getaffinity(0))}
+
+
+def test_workers_stay_on_the_cpus_they_are_given() -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    with Loader(range(40), preprocess=cpus, batch=FixedBatch(1), collate=as_list, workers=2, worker_cpus=usable[:1]) as loader:
+        assert {tuple(sample["cpus"]) for sample in samples(loader)} == {(usable[0],)}
+    with Loader(range(40), preprocess=cpus, batch=FixedBatch(1), collate=as_list, workers=2) as loader:
+        assert {tuple(sample["cpus"]) for sample in samples(loader)} == {tuple(usable)}

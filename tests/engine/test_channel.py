@@ -293,7 +293,7 @@ async def test_the_layout_is_sent_again_only_when_it_changes() -> None:
 
 
 def test_a_frame_is_plain_pickle_and_bytes() -> None:
-    head = (1, 2, 3, 4, 5, 6, 0)
+    head = (1, 2, 3, 4, 5, 6, 7, 0)
     layout = Layout(("x",), (Field("x", "int8", "|i1", (2,), 0),), 2)
     meta = pickle.dumps((head, layout, b"", pickle.dumps([]), pickle.dumps({}), None, []))
     frame = Frame(BATCH, bytearray(meta), memoryview(bytearray(b"\1\2")), ())

@@ -232,3 +232,41 @@ def test_tensors_over_a_view_keep_it() -> None:
     assert returned == [segment.number]
     views.close()
     arena.close()
+
+
+class Ledger:
+    """A page lock that writes down what is locked."""
+
+    def __init__(self, can_lock: bool) -> None:
+        self.locked: dict[int, int] = {}
+        self.num_locks = 0
+        self._can_lock = can_lock
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        self.num_locks += 1
+        if self._can_lock:
+            self.locked[address] = nbytes
+        return self._can_lock
+
+    def unlock(self, address: int) -> None:
+        del self.locked[address]
+
+
+@pytest.mark.parametrize("can_lock", [True, False])
+def test_a_mapping_is_page_locked_once_until_it_is_unmapped(can_lock: bool) -> None:
+    ledger = Ledger(can_lock)
+    arena, views = Arena(), SegmentViews(ledger)
+    segment = arena.take(100)
+    attach(views, segment)
+    for _ in range(3):
+        view = views.view(segment.number, 100, lambda _: None)
+        address = view.__array_interface__["data"][0]
+        assert ledger.locked == ({address: segment.nbytes} if can_lock else {})
+    views.close()
+    gc.collect()
+    assert len(ledger.locked) == can_lock, "a view is left"
+    del view
+    gc.collect()
+    assert ledger.locked == {}
+    assert ledger.num_locks == 1
+    arena.close()
