@@ -12,82 +12,36 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
 from aioloader.engine.assembler import Assembler, Stamps, Turn
-from aioloader.engine.attempt import Attempt, Step
-from aioloader.engine.chunking import MAX_BUFFER, ChunkSize, buffer_limit
 from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.heap import OrderedHeap
-from aioloader.engine.output import Ready, collate
-from aioloader.engine.placement import Placement, Reserving
+from aioloader.engine.output import collate
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
 from aioloader.engine.reading import Reading
+from aioloader.engine.roles import Pool, Sink
 from aioloader.engine.watchdog import Facts, Watchdog, describe_stall, source_stack
+from aioloader.engine.work import Work
 from aioloader.errors import AioLoaderError, StallError
 from aioloader.pools.chunk import Block, Chunk
 from aioloader.protocols import Cursor, Json
-from aioloader.runtime.budget import Budget
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.threads import CallThread
-from aioloader.sequences import SampleColumns
 from aioloader.telemetry.stages import Stages
 from aioloader.telemetry.waits import WaitCauses
 
-__all__ = ["Pipeline", "Pool", "Sink"]
+__all__ = ["Pipeline"]
 
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
-_MEASURED_HOPS = 16
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
-
-
-class Pool(Protocol):
-    """What the pipeline needs of a pool."""
-
-    capacity: int
-    num_workers: int
-    takes_destinations: bool
-    """Whether workers write samples where a chunk says."""
-
-    @property
-    def held_bytes(self) -> int | None:
-        """Return the bytes of results that are still in use, None where they are not known."""
-
-    async def run(self, chunk: Chunk) -> Block:
-        """Preprocess a chunk."""
-
-    async def stacks(self) -> dict[str, str]:
-        """Return where each worker stands."""
-
-
-class Sink(Reserving, Protocol):
-    """Where micro-batches go."""
-
-    @property
-    def has_room(self) -> bool:
-        """Return whether one more micro-batch may wait for the trainer."""
-
-    async def room(self) -> None:
-        """Wait until one more micro-batch may wait for the trainer."""
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Return the bytes of the micro-batches that wait for the trainer."""
-
-    @property
-    def batch_bytes(self) -> int:
-        """Return the bytes of the last micro-batch."""
-
-    async def put(self, ready: Ready, cause: int) -> None:
-        """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +72,8 @@ class Pipeline:
         self._pool = pool
         self._sink = sink
         self._stages = stages
-        self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER, memory_limit=plan.memory_limit)
-        self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes)
-        self.budget.headroom_bytes = sink.batch_bytes
+        self._work = Work(plan, pool, sink, stages)
+        self.budget = self._work.budget
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial)
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()
@@ -131,27 +84,10 @@ class Pipeline:
         self._progress = Progress(run)
         self._error: AioLoaderError | None = None
         self._causes = WaitCauses()
-        self._is_in_columns = True
-        self._placement = _placement(plan, pool, sink)
         self._is_reading = False
         self._is_collating = False
-        self._num_running = 0
-        self._num_hops = 0
-        self._cpu_s = time.thread_time()
         self._collate_s = 0.0
         self._collate_thread: CallThread | None = None
-
-    def _max_records(self) -> int:
-        return buffer_limit(self._plan.buffer_size, num_workers=self._pool.num_workers, chunk_size=self._chunk_size.records)
-
-    def _held_bytes(self) -> int:
-        """Return the bytes of results and of waiting micro-batches."""
-        held = self._pool.held_bytes
-        if held is None:
-            held = self.budget.estimated_bytes(self.budget.num_finished)
-        elif self._is_in_columns:  # samples in incomplete micro-batches view what the pool counts
-            return self._sink.waiting_bytes + held
-        return self._sink.waiting_bytes + held + self.budget.estimated_bytes(self.budget.slots.open)
 
     def following(self, state: Json) -> Run | None:
         """Return the pass to run next if this one was resumed at its end; `state` is what `run` returned."""
@@ -205,8 +141,7 @@ class Pipeline:
         plan, slots = self._plan, self.budget.slots
         stamper = Stamper(plan.lanes, plan.batching, self._run.state, epoch=epoch, position=position, even=not plan.keep_partial)
         self._epoch = epoch
-        if self._placement is not None:
-            self._placement.begin_epoch()
+        self._work.begin_epoch()
         reading = await Reading.open(plan.source, epoch, cursor)
         try:
             while True:
@@ -248,10 +183,7 @@ class Pipeline:
         while True:
             while not len(self._queue):
                 await self._queued.wait()
-            placement, size = self._placement, self._chunk_size.records
-            stamps, chunk = self._queue.cut(self._epoch, size if placement is None else placement.limit(size))
-            if placement is not None:
-                chunk = placement.place(chunk)
+            stamps, chunk = self._work.cut(self._queue, self._epoch)
             index = self._next_index
             self._next_index += len(chunk.records)
             if not len(self._queue):
@@ -259,54 +191,9 @@ class Pipeline:
             await self._process(index, stamps, chunk)
 
     async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
-        started = time.perf_counter()
-        self._num_running += 1
-        try:
-            block, error = await self._run_chunk(stamps, chunk)
-        finally:
-            self._num_running -= 1
-        self._count_hop()
-        self._stages.preprocess.add(block.outcome.num_done, block.service_s, time.perf_counter() - started - block.service_s)
-        self._chunk_size.observe(block.outcome.num_done, block.service_s, block.nbytes)
-        self.budget.slots.limit = self._max_records()
-        self.budget.num_finished += block.outcome.num_done
-        self._is_in_columns = isinstance(block.outcome.samples, SampleColumns)
-        self.budget.observe(block.outcome.num_done, block.raw_nbytes, block.nbytes)
+        block, error = await self._work.run(stamps, chunk, self._assembler.quarantined)
         self._heap.push(index, len(chunk.records), _Ran(stamps, block, error))
         self._arrived.notify()
-
-    def _count_hop(self) -> None:
-        """Measure, now and then, what a chunk costs this thread."""
-        self._num_hops += 1
-        if self._num_hops >= _MEASURED_HOPS:
-            before_s, self._cpu_s = self._cpu_s, time.thread_time()
-            self._chunk_size.observe_hop((self._cpu_s - before_s) / self._num_hops)
-            self._num_hops = 0
-
-    async def _run_chunk(self, stamps: Stamps, chunk: Chunk) -> tuple[Block, AioLoaderError | None]:
-        """Run a chunk until each record is done or left out, or one fails for good."""
-        attempt: Attempt | None = None
-        step: Step | None = Step(chunk)
-        if self._assembler.quarantined:
-            attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
-            step = attempt.step()
-        while step is not None:
-            if step.delay_s:
-                await anyio.sleep(step.delay_s)
-            try:
-                block = await self._pool.run(step.chunk)
-            except AioLoaderError as error:
-                attempt = attempt or Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
-                attempt.lost(error)
-                break
-            if attempt is None:
-                if block.outcome.failure is None:
-                    return block, None  # as nearly always
-                attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
-            attempt.ran(block)
-            step = attempt.step()
-        assert attempt is not None
-        return attempt.block, attempt.error
 
     def _push(self, entry: _EpochEnd | _Broken) -> None:
         self._heap.push(self._next_index, 1, entry)
@@ -343,7 +230,7 @@ class Pipeline:
             await self._arrived.wait()
             waited_s = time.perf_counter() - started
             self._stages.order.add_wait(waited_s)
-            self._causes.add(waited_s, has_results=len(self._heap) > 1, has_work=self._num_running > 0)
+            self._causes.add(waited_s, has_results=len(self._heap) > 1, has_work=self._work.num_running > 0)
         self._stages.order.add(1, 0.0)
         return entry
 
@@ -414,13 +301,6 @@ class Pipeline:
             progress=(self._stages.source.count, self._stages.order.count, self._progress.num_delivered),
             is_consumer_bound=not self._sink.has_room,
             is_reading=self._is_reading,
-            num_running=self._num_running,
+            num_running=self._work.num_running,
             is_collating=self._is_collating,
         )
-
-
-def _placement(plan: Plan, pool: Pool, sink: Sink) -> Placement | None:
-    """Return the dealer of rows, where a sample's row can be known before it is made and its field is not changed by the collator."""
-    batch_size = getattr(plan.batching, "batch_size", None)
-    is_known = type(batch_size) is int and len(plan.lanes.served) == 1 and hasattr(plan.collate, "collate_columns")
-    return Placement(batch_size, sink) if is_known and pool.takes_destinations and batch_size is not None else None

@@ -39,28 +39,24 @@ class Reservations:
     """
 
     def __init__(self, arena: Arena) -> None:
+        self.num_open = 0
+        """Segments that are reserved and no micro-batch yet."""
+        self.nbytes = 0
+        """Bytes of those."""
         self._arena = arena
         self._by_number: dict[int, _Reservation] = {}
+        self._by_address: dict[int, _Reservation] = {}
+        """Those that are no micro-batch yet, by where they begin."""
         self._dropped: list[int] = []
-
-    @property
-    def num_open(self) -> int:
-        """Return the segments that are reserved and no micro-batch yet."""
-        return sum(not one.is_claimed for one in self._by_number.values())
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the segments that are reserved and no micro-batch yet."""
-        return sum(one.segment.nbytes for one in self._by_number.values() if not one.is_claimed)
 
     def reserve(self, nbytes: int, num_rows: int, rooms: dict[str, Room]) -> Reserved:
         """Return a segment of at least `nbytes` for samples to be written to."""
         self._collect()
         segment = self._arena.take(nbytes)
         view = np.frombuffer(segment.memory, np.uint8)
-        self._by_number[segment.number] = _Reservation(
-            segment, rooms, view.__array_interface__["data"][0], weakref.ref(view, self._dropper(segment.number))
-        )
+        one = _Reservation(segment, rooms, _address(view), weakref.ref(view, self._dropper(segment.number)))
+        self._by_number[segment.number] = self._by_address[one.address] = one
+        self._count_open(one, 1)
         destination = Destination(segment.number, segment.nbytes, rooms, num_rows, segment.descriptor, view)
         strides = {name: np.dtype(dtype).itemsize * math.prod(shape) for name, (dtype, shape, _) in rooms.items()}
         return Reserved(destination, strides)
@@ -68,8 +64,11 @@ class Reservations:
     def claim(self, layout: Layout, fields: Mapping[str, Any]) -> tuple[Segment, frozenset[str]] | None:
         """Return the segment in which the large fields of a micro-batch lie already, all rows in order; None if there is none."""
         self._collect()
-        for one in self._by_number.values():
-            if not one.is_claimed and one.holds(layout, fields):
+        for field in layout.arrays:
+            one = self._by_address.get(_address(fields[field.name].pieces[0]) - field.offset)
+            if one is not None and one.holds(layout, fields):
+                del self._by_address[one.address]
+                self._count_open(one, -1)
                 one.is_claimed = True
                 return one.segment, frozenset(one.rooms)
         return None
@@ -95,7 +94,14 @@ class Reservations:
             one = self._by_number.get(number)
             if one is not None and one.view() is None and (one.is_returned or not one.is_claimed):
                 del self._by_number[number]
+                if not one.is_claimed:
+                    del self._by_address[one.address]
+                    self._count_open(one, -1)
                 self._arena.give_back(number)
+
+    def _count_open(self, one: _Reservation, number: int) -> None:
+        self.num_open += number
+        self.nbytes += number * one.segment.nbytes
 
 
 class _Reservation:
@@ -105,7 +111,7 @@ class _Reservation:
         self.view = view
         self.is_claimed = False
         self.is_returned = False
-        self._address = address
+        self.address = address
 
     def holds(self, layout: Layout, fields: Mapping[str, Any]) -> bool:
         """Return whether the fields that have rooms lie there, and where the layout wants them."""
@@ -113,15 +119,18 @@ class _Reservation:
         if layout.nbytes > self.segment.nbytes:
             return False
         return all(
-            offsets.get(name) == room[2] and _lies_at(fields[name], self._address + room[2], room) for name, room in self.rooms.items()
+            offsets.get(name) == room[2] and _lies_at(fields[name], self.address + room[2], room) for name, room in self.rooms.items()
         )
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _lies_at(array: TensorArray, address: int, room: Room) -> bool:
     dtype, shape, _ = room
     for piece in array.pieces:
-        at, _ = piece.__array_interface__["data"]
-        if at != address or piece.dtype.str != dtype or piece.shape[1:] != shape or not piece.flags.c_contiguous:
+        if _address(piece) != address or piece.dtype.str != dtype or piece.shape[1:] != shape or not piece.flags.c_contiguous:
             return False
         address += piece.nbytes
     return True

@@ -100,7 +100,7 @@ LARGE_RECORDS = """
 
 RECORD_BYTES = 4 * MIB
 LIMIT_BYTES = 128 * MIB
-BESIDE_LIMIT_BYTES = 64 * MIB
+BESIDE_LIMIT_BYTES = 96 * MIB
 """What is not in flight: a batch of 8 MiB in the trainer's hands, the one before it and one being collated (24 MiB); for each of two
 workers two records that it is making (16 MiB); one record above the limit, however large; and as much again for allocators."""
 

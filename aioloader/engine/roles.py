@@ -1,0 +1,52 @@
+"""What the running engine needs of its neighbours: a pool to work and a sink to deliver to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aioloader.engine.output import Ready
+from aioloader.engine.placement import Reserving
+from aioloader.pools.chunk import Block, Chunk
+
+__all__ = ["Pool", "Sink"]
+
+
+class Pool(Protocol):
+    """What the pipeline needs of a pool."""
+
+    capacity: int
+    num_workers: int
+    takes_destinations: bool
+    """Whether workers write samples where a chunk says."""
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Return the bytes of results that are still in use, None where they are not known."""
+
+    async def run(self, chunk: Chunk) -> Block:
+        """Preprocess a chunk."""
+
+    async def stacks(self) -> dict[str, str]:
+        """Return where each worker stands."""
+
+
+class Sink(Reserving, Protocol):
+    """Where micro-batches go."""
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more micro-batch may wait for the trainer."""
+
+    async def room(self) -> None:
+        """Wait until one more micro-batch may wait for the trainer."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the micro-batches that wait for the trainer."""
+
+    @property
+    def batch_bytes(self) -> int:
+        """Return the bytes of the last micro-batch."""
+
+    async def put(self, ready: Ready, cause: int) -> None:
+        """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`)."""

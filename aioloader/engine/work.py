@@ -1,0 +1,127 @@
+"""The work of the pool: how large chunks are, where their samples go, what they cost, and what becomes of records that fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+import anyio
+
+from aioloader.engine.assembler import Stamps
+from aioloader.engine.attempt import Attempt, Step
+from aioloader.engine.chunking import MAX_BUFFER, ChunkSize, buffer_limit
+from aioloader.engine.placement import Placement
+from aioloader.engine.plan import Plan
+from aioloader.engine.producer import Queue
+from aioloader.engine.roles import Pool, Sink
+from aioloader.errors import AioLoaderError
+from aioloader.pools.chunk import Block, Chunk
+from aioloader.protocols import RecordId
+from aioloader.runtime.budget import Budget
+from aioloader.sequences import SampleColumns
+from aioloader.telemetry.stages import Stages
+
+__all__ = ["Work"]
+
+_MEASURED_HOPS = 16
+
+
+class Work:
+    """Cuts chunks, runs them, and keeps the budget of what is in flight up to date with what they took."""
+
+    def __init__(self, plan: Plan, pool: Pool, sink: Sink, stages: Stages) -> None:
+        self.num_running = 0
+        self._plan = plan
+        self._pool = pool
+        self._sink = sink
+        self._stages = stages
+        self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER, memory_limit=plan.memory_limit)
+        self._placement = _placement(plan, pool, sink)
+        self._is_in_columns = True
+        self._num_hops = 0
+        self._cpu_s = time.thread_time()
+        self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes)
+        self.budget.headroom_bytes = sink.batch_bytes
+
+    def begin_epoch(self) -> None:
+        """Note that the next chunk starts an epoch."""
+        if self._placement is not None:
+            self._placement.begin_epoch()
+
+    def cut(self, queue: Queue, epoch: int) -> tuple[Stamps, Chunk]:
+        """Take the next chunk from a queue that is not empty."""
+        size = self._chunk_size.records
+        if self._placement is None:
+            return queue.cut(epoch, size)
+        stamps, chunk = queue.cut(epoch, self._placement.limit(size))
+        return stamps, self._placement.place(chunk)
+
+    async def run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> tuple[Block, AioLoaderError | None]:
+        """Run a chunk; return what the records before the error became, and the error if there was one."""
+        started = time.perf_counter()
+        self.num_running += 1
+        try:
+            block, error = await self._run(stamps, chunk, quarantined)
+        finally:
+            self.num_running -= 1
+        num_done = block.outcome.num_done
+        self._count_hop()
+        self._stages.preprocess.add(num_done, block.service_s, time.perf_counter() - started - block.service_s)
+        self._chunk_size.observe(num_done, block.service_s, block.nbytes)
+        self._is_in_columns = isinstance(block.outcome.samples, SampleColumns)
+        self.budget.slots.limit = self._max_records()
+        self.budget.num_finished += num_done
+        self.budget.observe(num_done, block.raw_nbytes, block.nbytes)
+        return block, error
+
+    async def _run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> tuple[Block, AioLoaderError | None]:
+        """Run a chunk until each record is done or left out, or one fails for good."""
+        attempt: Attempt | None = None
+        step: Step | None = Step(chunk)
+        if quarantined:
+            attempt = Attempt(self._plan.faults, quarantined, stamps, chunk)
+            step = attempt.step()
+        while step is not None:
+            if step.delay_s:
+                await anyio.sleep(step.delay_s)
+            try:
+                block = await self._pool.run(step.chunk)
+            except AioLoaderError as error:
+                attempt = attempt or Attempt(self._plan.faults, quarantined, stamps, chunk)
+                attempt.lost(error)
+                break
+            if attempt is None:
+                if block.outcome.failure is None:
+                    return block, None  # as nearly always
+                attempt = Attempt(self._plan.faults, quarantined, stamps, chunk)
+            attempt.ran(block)
+            step = attempt.step()
+        assert attempt is not None
+        return attempt.block, attempt.error
+
+    def _count_hop(self) -> None:
+        """Measure, now and then, what a chunk costs this thread."""
+        self._num_hops += 1
+        if self._num_hops >= _MEASURED_HOPS:
+            before_s, self._cpu_s = self._cpu_s, time.thread_time()
+            self._chunk_size.observe_hop((self._cpu_s - before_s) / self._num_hops)
+            self._num_hops = 0
+
+    def _max_records(self) -> int:
+        return buffer_limit(self._plan.buffer_size, num_workers=self._pool.num_workers, chunk_size=self._chunk_size.records)
+
+    def _held_bytes(self) -> int:
+        """Return the bytes of results and of waiting micro-batches."""
+        held = self._pool.held_bytes
+        if held is None:
+            held = self.budget.estimated_bytes(self.budget.num_finished)
+        elif self._is_in_columns:  # samples in incomplete micro-batches view what the pool counts
+            return self._sink.waiting_bytes + held
+        return self._sink.waiting_bytes + held + self.budget.estimated_bytes(self.budget.slots.open)
+
+
+def _placement(plan: Plan, pool: Pool, sink: Sink) -> Placement | None:
+    """Return the dealer of rows, where a sample's row can be known before it is made and its field is not changed by the collator."""
+    batch_size = getattr(plan.batching, "batch_size", None)
+    is_known = type(batch_size) is int and len(plan.lanes.served) == 1 and hasattr(plan.collate, "collate_columns")
+    return Placement(batch_size, sink) if is_known and pool.takes_destinations and batch_size is not None else None
