@@ -163,7 +163,7 @@ class BatchIterator:
         started = time.perf_counter()
         try:
             self._num_at_once += 1
-            if self._num_at_once >= _MAX_AT_ONCE:
+            if self._num_at_once >= _MAX_AT_ONCE or isinstance(self._feed, InlineFeed):
                 self._num_at_once = 0
                 await checkpoint()  # else a trainer whose batches are always there could neither be cancelled nor share its loop
             self._check()

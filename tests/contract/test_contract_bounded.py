@@ -43,6 +43,12 @@ def slow_first(number: int) -> int:
     return number
 
 
+def very_slow_first(number: int) -> int:
+    if number == 0:
+        time.sleep(2.5)
+    return number
+
+
 def wait_until_steady(source: Counting, settle_s: float = 0.3) -> int:
     """Return how many records were read once no more are."""
     last, since = source.num_read, time.monotonic()
@@ -57,10 +63,10 @@ def wait_until_steady(source: Counting, settle_s: float = 0.3) -> int:
 def test_a_slow_first_record_does_not_let_others_pile_up(options: Options) -> None:
     source = Counting(200)
     most = 0
-    with Loader(source, preprocess=slow_first, batch=FixedBatch(1), collate=collate, buffer_size=8, **options) as loader:
+    with Loader(source, preprocess=very_slow_first, batch=FixedBatch(1), collate=collate, buffer_size=8, **options) as loader:
         iterator = iter(loader)
         started = time.monotonic()
-        while time.monotonic() - started < 1.0:
+        while time.monotonic() - started < 2.0:
             time.sleep(0.02)
             most = max(most, source.num_read)
             assert loader.stats()["in_flight"] <= 8
