@@ -3,7 +3,7 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := check
-.PHONY: check test test-all lint types imports demo bench clean
+.PHONY: check test test-all chaos lint types imports demo bench clean
 
 check: test lint types imports
 
@@ -12,6 +12,10 @@ test: .venv/.stamp
 
 test-all: .venv/.stamp
 	$(BIN)/pytest -m ""
+
+# Long runs under a killer; CHAOS_SEEDS=20 for more of them.
+chaos: .venv/.stamp
+	$(BIN)/pytest -m chaos -rP
 
 lint: .venv/.stamp
 	$(BIN)/ruff check

@@ -98,13 +98,19 @@ def test_a_run_is_exact_while_its_workers_are_being_stopped() -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("resume", [False, True])
-def test_chaos(resume: bool) -> None:
-    """The long run: `pytest -m chaos`; CHAOS_SEEDS sets the number of seeds."""
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [(signal.SIGKILL, {}), (signal.SIGKILL, {"resume": True}), (signal.SIGSTOP, {"timeout_s": 0.5})],
+    ids=["killed", "killed-and-resumed", "stopped"],
+)
+def test_chaos(number: signal.Signals, options: dict[str, Any]) -> None:
+    """The long run: `make chaos`; CHAOS_SEEDS sets the number of seeds."""
     expected = clean(20_000)
     for seed in range(int(os.environ.get("CHAOS_SEEDS", "5"))):
-        digests, num_restarts = chaos(20_000, seed, resume=resume)
+        started = time.monotonic()
+        digests, num_restarts = chaos(20_000, seed, number, **options)
+        print(f"seed {seed}: {len(digests)} batches, {num_restarts} restarts, {time.monotonic() - started:.0f} s")
         assert digests == expected
         assert num_restarts > 10
 
