@@ -44,6 +44,7 @@ class Loader:
         source: What to read: a `Source`, paths, a Hugging Face dataset, a sequence, an iterable, an async iterable, or a function
             that returns one of the last two.
         preprocess: record -> sample, list of samples (in that order), or None (the record is filtered). Runs in the pool.
+            It returns fresh arrays: one that a later call changes would depend on how records travel.
         batched: `preprocess` maps a dict of lists to a dict of lists and is called with batches of one record.
         batch: How samples become micro-batches: `FixedBatch(n)`, `Pack(seq_len, rows=...)`.
         collate: Samples to a dict of arrays. Required: a wrong default would be a silent bug.
@@ -58,7 +59,7 @@ class Loader:
         buffer_size: Records between the source and the trainer at most. Records in a micro-batch that needs more of them than this
             to become complete do not count. Default: what keeps the workers busy while one record is slow, 256 to 8192.
         memory_limit: Bytes that records, results and batches in flight may take, as an int or like "2GiB". Fewer records than
-            `buffer_size` are let in where they are large, judged by the largest of late; one always is.
+            `buffer_size` are let in where they are large, judged by the largest of late; one always is, and as many as a micro-batch needs.
         prefetch_batches: Micro-batches that may wait for the trainer.
         end: "drop" leaves out a last micro-batch that is not full, and what makes lanes uneven; "pad" keeps it (one lane only).
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.

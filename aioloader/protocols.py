@@ -203,7 +203,7 @@ class ColumnCollator(Collator, Protocol):
         """Return what calling it with the samples would, or None if it has to see the samples.
 
         A column that has the attribute `pieces` (arrays to be joined along the first axis) may be returned as it is: it is
-        then copied once, straight to the trainer.
+        then copied once, straight to the trainer, or is the memory of the batch itself. Do not keep columns for later.
         """
 
 

@@ -127,10 +127,14 @@ class Rows(_Sequence[Any]):
         return sum(map(len, self.pieces))
 
     def __getitem__(self, index: Any) -> Any:
-        array = self.joined()
         if isinstance(index, slice):
-            return Rows([array[index]], self.torch_dtype)
-        return array[index] if self.torch_dtype is None else _as_tensor(array, self.torch_dtype)[index]
+            return Rows([self.joined()[index]], self.torch_dtype)
+        at = range(len(self))[index]
+        for piece in self.pieces:
+            if at < len(piece):
+                return piece[at] if self.torch_dtype is None else _as_tensor(piece, self.torch_dtype)[at]
+            at -= len(piece)
+        raise AssertionError("pieces that changed")
 
     def __iter__(self) -> Iterator[Any]:
         if self.torch_dtype is None:
@@ -145,6 +149,10 @@ class Rows(_Sequence[Any]):
     def joined(self) -> Any:
         """Return the values as one array: a copy if there are several pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else sys.modules["numpy"].concatenate(self.pieces)
+
+    def whole(self) -> Any:
+        """Return the values as one array or tensor, whatever they are."""
+        return self.joined() if self.torch_dtype is None else _as_tensor(self.joined(), self.torch_dtype)
 
     def fits(self, other: Rows) -> bool:
         """Return whether the rows of both have one dtype and shape."""

@@ -1,5 +1,7 @@
 """The messages between the engine and the trainer, and how a micro-batch crosses: arrays in shared memory, the rest in a message.
 
+Large arrays may lie there already, written by the workers; see `reservations.py`.
+
 trainer -> engine    RUN (start a pass), TAKEN (micro-batches delivered, segments returned), STATS
 engine -> trainer    BATCH, END (the pass is over), ERROR (the pass failed), STATS
 """
@@ -112,6 +114,7 @@ class Outbox:
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of micro-batches that wait for the trainer, and of those reserved."""
+        self._reservations.collect()
         return self._waiting_bytes + self._reservations.nbytes
 
     async def room(self) -> None:
@@ -236,7 +239,7 @@ class Inbox:
             self._num_viewed += 1
             if self._num_viewed - self._num_returned - len(self._returned) > self._max_held_segments:
                 memory = memory.copy()
-        return Delivered(head, layout, memory, pickle.loads(others) if others else {}, records, state)
+        return Delivered(head, layout, memory, _load_others(others) if others else {}, records, state)
 
     def take_returned(self) -> list[int]:
         """Return the segments that came free since the last call."""
@@ -250,6 +253,17 @@ class Inbox:
     def close(self) -> None:
         """Let go of the shared memory; what is viewed stays valid."""
         self._views.close()
+
+
+def _load_others(others: bytes) -> dict[str, Any]:
+    try:
+        fields: dict[str, Any] = pickle.loads(others)
+    except Exception as error:
+        raise BatchError(
+            f"the collator must return what can move to the trainer's process, got fields that cannot be loaded here: "
+            f"{type(error).__name__}: {error}; return arrays, tensors or plain data"
+        ) from error
+    return fields
 
 
 def _pack_others(fields: dict[str, Any], ready: Ready) -> bytes:

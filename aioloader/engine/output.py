@@ -122,10 +122,7 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
         fields = _collated(collator, batch.group.samples)
         if not isinstance(fields, Mapping):
             raise TypeError(f"collate: expected a dict of arrays or tensors, got {type(fields).__name__}; return one array per field.")
-        fields = {
-            name: value.joined() if isinstance(value, Rows) and name in _COUNTED_BY_VALUE else value for name, value in fields.items()
-        }
-        counts = count_tokens(fields)
+        counts = count_tokens(_countable(fields))
         arrays = to_arrays(fields)
     except (AioLoaderError, KeyboardInterrupt):  # Ctrl-C, with workers=0
         raise
@@ -150,6 +147,13 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
         num_records=batch.num_records,
         num_samples=len(batch.group.samples),
     )
+
+
+def _countable(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with those that are counted by value in one piece."""
+    if not any(isinstance(fields.get(name), Rows) for name in _COUNTED_BY_VALUE):
+        return fields
+    return {name: value.whole() if isinstance(value, Rows) and name in _COUNTED_BY_VALUE else value for name, value in fields.items()}
 
 
 def _collated(collator: Collator, samples: Sequence[Sample]) -> Any:

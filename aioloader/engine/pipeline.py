@@ -112,6 +112,7 @@ class Pipeline:
                     state, self._error = None, error
                 tasks.cancel_scope.cancel()
         finally:
+            self._work.begin_epoch()
             if self._collate_thread is not None:
                 self._collate_thread.stop()
         if self._error is not None:

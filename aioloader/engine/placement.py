@@ -47,16 +47,16 @@ class Placement:
         self._reserved: Reserved | None = None
 
     def begin_epoch(self) -> None:
-        """Note that what comes next starts a micro-batch."""
+        """Note that what comes next starts a micro-batch; let go of what was reserved for the last one."""
         self._row = 0
         self._reserved = None
 
     def limit(self, num_records: int) -> int:
         """Return how many records to put in the next chunk, so that it does not reach into another micro-batch."""
+        is_hopeless = self._reserving.num_missed > _MAX_MISSES + self._reserving.num_placed
         if self._row == 0:
-            is_hopeless = self._reserving.num_missed > _MAX_MISSES + self._reserving.num_placed
             self._reserved = None if is_hopeless else self._reserving.reserve(self._batch_size)
-        if self._reserved is None and not self._reserving.is_worth_it(self._batch_size):
+        if self._reserved is None and (is_hopeless or not self._reserving.is_worth_it(self._batch_size)):
             return num_records
         return min(num_records, self._batch_size - self._row)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,14 @@ from aioloader.runtime.segments import Arena, Segment
 __all__ = ["Reservations", "rooms_of"]
 
 _MIN_ROW_BYTES = 1 << 14  # below this a copy costs less than the bookkeeping
+_MIN_BATCH_BYTES = 1 << 21  # below this, chunks that end with the micro-batch cost more than a copy
 
 
 def rooms_of(layout: Layout, num_rows: int) -> dict[str, Room]:
     """Return the first row of each field whose rows are large; none if the micro-batch has another number of samples."""
     rooms: dict[str, Room] = {}
+    if layout.nbytes < _MIN_BATCH_BYTES:
+        return rooms
     for field in layout.arrays:
         row_bytes = np.dtype(field.dtype).itemsize * field.num_elements // max(1, num_rows)
         if len(field.shape) > 1 and field.shape[0] == num_rows and row_bytes >= _MIN_ROW_BYTES:
@@ -51,10 +54,10 @@ class Reservations:
 
     def reserve(self, nbytes: int, num_rows: int, rooms: dict[str, Room]) -> Reserved:
         """Return a segment of at least `nbytes` for samples to be written to."""
-        self._collect()
+        self.collect()
         segment = self._arena.take(nbytes)
         view = np.frombuffer(segment.memory, np.uint8)
-        one = _Reservation(segment, rooms, _address(view), weakref.ref(view, self._dropper(segment.number)))
+        one = _Reservation(segment, num_rows, rooms, _address(view), weakref.ref(view, self._dropper(segment.number)))
         self._by_number[segment.number] = self._by_address[one.address] = one
         self._count_open(one, 1)
         destination = Destination(segment.number, segment.nbytes, rooms, num_rows, segment.descriptor, view)
@@ -63,7 +66,7 @@ class Reservations:
 
     def claim(self, layout: Layout, fields: Mapping[str, Any]) -> tuple[Segment, frozenset[str]] | None:
         """Return the segment in which the large fields of a micro-batch lie already, all rows in order; None if there is none."""
-        self._collect()
+        self.collect()
         for field in layout.arrays:
             one = self._by_address.get(_address(fields[field.name].pieces[0]) - field.offset)
             if one is not None and one.holds(layout, fields):
@@ -80,13 +83,13 @@ class Reservations:
             self._arena.give_back(number)
             return
         one.is_returned = True
-        self._collect(number)
+        self.collect(number)
 
-    def _dropper(self, number: int) -> Any:
+    def _dropper(self, number: int) -> Callable[[object], None]:
         dropped = self._dropped  # not self: the callback may come when all else is gone
         return lambda _: dropped.append(number)
 
-    def _collect(self, *numbers: int) -> None:
+    def collect(self, *numbers: int) -> None:
         """Give back what nobody needs any more. Views may die at any moment, so this is done only when the arena is at rest."""
         while self._dropped:
             numbers = (*numbers, self._dropped.pop())
@@ -105,22 +108,32 @@ class Reservations:
 
 
 class _Reservation:
-    def __init__(self, segment: Segment, rooms: dict[str, Room], address: int, view: weakref.ref[npt.NDArray[np.uint8]]) -> None:
+    def __init__(
+        self, segment: Segment, num_rows: int, rooms: dict[str, Room], address: int, view: weakref.ref[npt.NDArray[np.uint8]]
+    ) -> None:
         self.segment = segment
         self.rooms = rooms
+        self.address = address
         self.view = view
         self.is_claimed = False
         self.is_returned = False
-        self.address = address
+        self._num_rows = num_rows
 
     def holds(self, layout: Layout, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields that have rooms lie there, and where the layout wants them."""
-        offsets = {field.name: field.offset for field in layout.arrays}
+        """Return whether all rows of the fields that have rooms lie there, and where the layout wants them.
+
+        With fewer rows than were reserved, others might still be written, over what the shorter layout puts there.
+        """
         if layout.nbytes > self.segment.nbytes:
             return False
-        return all(
-            offsets.get(name) == room[2] and _lies_at(fields[name], self.address + room[2], room) for name, room in self.rooms.items()
-        )
+        present = {field.name: field for field in layout.arrays}
+        for name, room in self.rooms.items():
+            field = present.get(name)
+            if field is None or field.offset != room[2] or fields[name].shape[0] != self._num_rows:
+                return False
+            if not _lies_at(fields[name], self.address + room[2], room):
+                return False
+        return True
 
 
 def _address(array: npt.NDArray[Any]) -> int:

@@ -42,7 +42,7 @@ class Sink(Reserving, Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of the micro-batches that wait for the trainer."""
+        """Return the bytes of the micro-batches that wait for the trainer, and of those reserved for workers to write to."""
 
     @property
     def batch_bytes(self) -> int:

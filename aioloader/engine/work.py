@@ -44,7 +44,7 @@ class Work:
         self.budget.headroom_bytes = sink.batch_bytes
 
     def begin_epoch(self) -> None:
-        """Note that the next chunk starts an epoch."""
+        """Note that the next chunk starts an epoch, or that there is none."""
         if self._placement is not None:
             self._placement.begin_epoch()
 

@@ -27,6 +27,7 @@ class Pending:
         self.raw_nbytes = raw_nbytes
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent_ns = time.monotonic_ns()
+        self.is_sent = False
         self.block: Block | None = None
         self.death: WorkerError | None = None
         self.running: int | None = None
@@ -85,7 +86,8 @@ class WorkerHandle:
         if len(self.pending) < 2 or not self.is_open:
             return False
         number, pending = max(self.pending.items())
-        if pending.sent_ns > sent_before_ns or not self.progress.revoke(number):
+        is_waiting = pending.is_sent and not pending.done.done() and pending.sent_ns <= sent_before_ns
+        if not is_waiting or not self.progress.revoke(number):
             return False
         pending.finish()
         return True

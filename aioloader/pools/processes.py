@@ -125,6 +125,7 @@ class ProcessPool:
                 worker.destinations[number] = chunk.destination
             try:
                 await worker.wire.send_async(CHUNK, meta, [body], descriptors)
+                pending.is_sent = True
             except WireClosedError:
                 pass  # its receiver finds out as well, and says how it died
             except BaseException:
@@ -300,7 +301,9 @@ class ProcessPool:
             segment, segment_bytes, nbytes = where
             if frame.descriptors:
                 worker.views.attach(segment, frame.descriptors[0], segment_bytes)
-            memory = worker.views.view(segment, nbytes, self._held.holding(nbytes, worker.returned.append)).data
+            owner = worker.views.view(segment, nbytes, worker.returned.append)
+            self._held.hold_with(owner, nbytes)
+            memory = owner.data
         elif nbytes:
             memory = self._held.hold(memory)
         pending = worker.pending.get(number)

@@ -46,7 +46,8 @@ class ProgressPage:
     def revoke(self, number: int) -> bool:
         """Take back the last chunk sent, on the engine's side; return False if it has begun, or may just be beginning.
 
-        Each side writes its cell before it reads the other's, so at least one of them sees what the other did.
+        Each side writes its cell before it reads the other's, and the interpreter does so much in between that at least one sees
+        what the other did. If neither ever should, the chunk is run twice, to the same result.
         """
         self._cells[_REVOKED] = number
         return self._cells[_NUMBER] < number

@@ -67,15 +67,12 @@ def encode_samples(samples: Sequence[Any], rooms: Mapping[str, Room] | None = No
     parts: list[Concatenation] = []
     placed: list[tuple[Concatenation, int]] = []
     layout: list[Any] = []
-    num_parts = columns.num_concatenations
-    if rooms:
-        num_parts -= sum(_fits(value, rooms.get(key)) for key, value in zip(columns.keys or (), columns.values, strict=False))
-    for key, value in zip(columns.keys or (None,), columns.values, strict=True):
+    found = [_room_for(key, value, rooms) for key, value in zip(columns.keys or (None,), columns.values, strict=True)]
+    num_parts = columns.num_concatenations - sum(room is not None for room in found)
+    for value, room in zip(columns.values, found, strict=True):
         if not isinstance(value, Concatenation):
             layout.append(value)
-            continue
-        room = rooms.get(key) if rooms and key is not None else None
-        if room is not None and _fits(value, room):
+        elif room is not None:
             dtype, shape, offset = room
             layout.append((_PLACED, dtype, (len(samples), *shape), offset, value.torch_dtype))
             placed.append((value, offset))
@@ -86,11 +83,12 @@ def encode_samples(samples: Sequence[Any], rooms: Mapping[str, Room] | None = No
     return _encoded((columns.keys, len(samples), layout), parts, is_columns=True)._replace(placed=placed)
 
 
-def _fits(value: Any, room: Room | None) -> bool:
+def _room_for(key: Any, value: Any, rooms: Mapping[str, Room] | None) -> Room | None:
+    room = rooms.get(key) if rooms and type(key) is str else None
     if room is None or not isinstance(value, Concatenation) or not value.is_even:
-        return False
+        return None
     first, (dtype, shape, _) = value.arrays[0], room
-    return bool(first.shape == shape and first.dtype.str == dtype)
+    return room if first.shape == shape and first.dtype.str == dtype else None
 
 
 def decode(sizes: Sequence[int], memory: memoryview, elsewhere: Any = None) -> Any:

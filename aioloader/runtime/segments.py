@@ -158,7 +158,7 @@ class SegmentViews:
         self._watching.pop(number, None)
 
     def close(self) -> None:
-        """Drop all mappings, and no longer say when views are gone; each is unmapped when its last view is gone."""
+        """Drop all mappings; nobody hears any more when views are gone. Each is unmapped when its last view is gone."""
         self._mappings.clear()
         self._watching.clear()
 
@@ -181,21 +181,12 @@ class HeldBytes:
         """Count so many bytes until an object is gone."""
         number = self._next_number
         self._next_number += 1
-        release = self.holding(nbytes, self._forget)
-        self._watching[number] = weakref.ref(owner, lambda _: release(number))
-
-    def holding(self, nbytes: int, on_release: Callable[[int], None]) -> Callable[[int], None]:
-        """Count so many bytes until the function that is returned is called; that calls `on_release` in turn."""
         self.total += nbytes
+        self._watching[number] = weakref.ref(owner, lambda _: self._release(number, nbytes))
 
-        def release(number: int) -> None:
-            self.total -= nbytes
-            on_release(number)
-
-        return release
-
-    def _forget(self, number: int) -> None:
-        self._watching.pop(number, None)
+    def _release(self, number: int, nbytes: int) -> None:
+        self.total -= nbytes
+        del self._watching[number]
 
 
 def _round_up(nbytes: int) -> int:

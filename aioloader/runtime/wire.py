@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import anyio
 
+from aioloader.runtime.readable import ReadableSocket
+
 __all__ = ["Frame", "Wire", "WireClosedError"]
 
 _HEADER = struct.Struct("<BBxxIQ")
@@ -61,7 +63,7 @@ class Wire:
         self._large: _LargeFrame | None = None
         self._send_lock: anyio.Lock | None = None
         self._num_waiting = 0
-        self._reader: _Reader | None = None
+        self._reader: ReadableSocket | None = None
 
     def fileno(self) -> int:
         """Return the descriptor to wait on, -1 when closed."""
@@ -113,14 +115,21 @@ class Wire:
     async def receive_async(self) -> Frame:
         """Return the next frame, waiting for it in the event loop. Cancelling loses nothing. Raises as `try_receive`."""
         while (frame := self.try_receive()) is None:
-            if self._reader is None or not self._reader.is_usable():
-                try:
-                    self._reader = _Reader(asyncio.get_running_loop(), self._sock)
-                except RuntimeError:  # not asyncio's
-                    await self._wait(anyio.wait_readable)
-                    continue
-            await self._reader.wait()
+            reader = self._readable()
+            await (self._wait(anyio.wait_readable) if reader is None else reader.wait())
         return frame
+
+    def _readable(self) -> ReadableSocket | None:
+        """Return how to wait in an asyncio loop, None in any other."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        if self._reader is None or self._reader.loop is not loop:
+            if self._sock.fileno() < 0:
+                raise WireClosedError("this end is closed")
+            self._reader = ReadableSocket(loop, self._sock)
+        return self._reader
 
     def _parse(self) -> Frame | None:
         if self._large is not None:
@@ -184,7 +193,7 @@ class Wire:
         """
         if not body and not descriptors and len(meta) < _SHORT_BYTES:
             frame = _HEADER.pack(kind, 0, len(meta), 0) + meta
-            with contextlib.suppress(OSError):  # said again below, where it is understood
+            with contextlib.suppress(OSError):  # tried again below, where each kind is understood
                 if self._sock.send(frame) == len(frame):  # a stream between processes takes a short message whole or not at all
                     return
         outgoing = _Outgoing(kind, meta, body, descriptors)
@@ -229,48 +238,6 @@ class Wire:
         except OSError as error:
             raise WireClosedError(str(error)) from error
         return True
-
-
-class _Reader:
-    """Waits for a socket in an asyncio loop, which keeps watching it between waits: asking it anew each time costs 20 us."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        self._loop = loop
-        self._number = sock.fileno()
-        if self._number < 0:
-            raise WireClosedError("this end is closed")
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_watching = False
-
-    def is_usable(self) -> bool:
-        """Return whether this is the running loop."""
-        return asyncio._get_running_loop() is self._loop
-
-    async def wait(self) -> None:
-        """Wait until the socket is readable or closed by this end."""
-        if self._number < 0:
-            raise WireClosedError("this end is closed")
-        self._waiter = self._loop.create_future()
-        if not self._is_watching:
-            self._is_watching = True
-            self._loop.add_reader(self._number, self._wake)
-        await self._waiter
-
-    def close(self) -> None:
-        """Stop watching, before the socket is closed."""
-        if self._is_watching and not self._loop.is_closed():
-            self._loop.remove_reader(self._number)
-        self._is_watching = False
-        self._number = -1
-        if self._waiter is not None and not self._waiter.done() and not self._loop.is_closed():
-            self._waiter.set_result(None)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        else:  # nobody wants to know for the moment
-            self._is_watching = False
-            self._loop.remove_reader(self._number)
 
 
 class _LargeFrame:

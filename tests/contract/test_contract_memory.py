@@ -6,13 +6,14 @@ import contextlib
 import os
 import random
 import signal
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from aioloader import BatchError, FixedBatch, Loader, StackCollator
+from aioloader import BatchError, FixedBatch, Loader, PreprocessError, StackCollator
 from tests.contract.cases import (
     INLINE,
     PROCESSES,
@@ -165,11 +166,11 @@ def test_moving_a_batch() -> None:
 
 
 def photo(number: int) -> Any:
-    return {"image": np.full((3, 100, 100), number, np.int32), "mask": torch.full((200, 100), number), "label": number}
+    return {"image": np.full((3, 300, 300), number, np.int32), "mask": torch.full((200, 100), number), "label": number}
 
 
 def photo_of_another_shape(number: int) -> Any:
-    return photo(number) if number != 13 else {**photo(number), "image": np.full((100, 3, 100), number, np.int32)}
+    return photo(number) if number != 13 else {**photo(number), "image": np.full((300, 3, 300), number, np.int32)}
 
 
 def some_photos(number: int) -> Any:
@@ -208,7 +209,7 @@ def test_large_samples_of_which_some_are_filtered_or_doubled(options: Options) -
 def test_a_large_sample_of_another_shape_is_named_and_those_before_arrive(options: Options) -> None:
     with Loader(range(60), preprocess=photo_of_another_shape, batch=FixedBatch(4), collate=StackCollator(), **options) as loader:
         batches: list[Any] = []
-        with pytest.raises(BatchError, match=r"StackCollator\['image'\]: expected ndarray int32\[3, 100, 100\].* int32\[100, 3, 100\]"):
+        with pytest.raises(BatchError, match=r"StackCollator\['image'\]: expected ndarray int32\[3, 300, 300\].* int32\[300, 3, 300\]"):
             batches.extend(loader)  # keeps what came before
         check_photos(batches, list(range(len(batches) * 4)))
 
@@ -239,3 +240,52 @@ def test_a_pass_left_while_workers_write_does_not_disturb_the_next() -> None:
             check_photos(kept, list(range(4 * stop)))
         check_photos(list(loader), list(range(80)))
         check_photos(kept, list(range(24)))
+
+
+def soft(number: int) -> Any:
+    return {
+        "labels": torch.full((400, 1000), number + 0.5, dtype=torch.bfloat16),
+        "attention_mask": torch.full((400, 1000), number % 2 == 0),
+    }
+
+
+@HOSTS
+def test_fields_that_are_counted_are_no_different_from_others(options: Options) -> None:
+    """They are looked at on the way, and arrive in their own dtype all the same."""
+    with Loader(range(12), preprocess=soft, batch=FixedBatch(4), collate=StackCollator(), **options) as loader:
+        for step, batch in enumerate(loader):
+            assert (batch["labels"].dtype, batch["attention_mask"].dtype) == (torch.bfloat16, torch.bool)
+            assert batch["labels"][:, 0, 0].tolist() == [4 * step + row + 0.5 for row in range(4)]
+            assert (batch.num_tokens, batch.num_padding, batch.num_targets) == (800_000, 800_000, 1_600_000)
+
+
+def photo_then_trouble(number: int) -> Any:
+    """The third record of a batch fails while the fourth is still being written."""
+    if number == 42:
+        raise ValueError("bad")
+    if number == 43:
+        time.sleep(0.3)
+    return {**photo(number), "tail": np.full(3000, number)}
+
+
+def test_a_partial_batch_before_a_failure_is_not_written_to_any_more() -> None:
+    with Loader(
+        range(80), preprocess=photo_then_trouble, batch=FixedBatch(4), collate=StackCollator(), buffer_size=8, **PROCESSES
+    ) as loader:
+        batches: list[Any] = []
+        with pytest.raises(PreprocessError, match="bad"):
+            batches.extend(loader)
+        time.sleep(0.6)
+        check_photos(batches, list(range(42)))
+        for batch in batches:
+            assert batch["tail"][:, 0].tolist() == batch["tail"][:, -1].tolist() == batch["label"].tolist()
+
+
+def test_bytes_of_workers_that_died_are_not_counted_for_ever() -> None:
+    with Loader(range(300), preprocess=large, batch=FixedBatch(2), collate=stack, max_restarts_per_minute=1000, **PROCESSES) as loader:
+        for step, _ in enumerate(loader):
+            if step % 20 == 5:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(loader.stats()["worker_pids"][0], signal.SIGKILL)
+        assert loader.stats()["worker_restarts"] > 3
+        assert loader.stats()["in_flight_bytes"] < 3 << 20

@@ -15,7 +15,7 @@ from aioloader.engine.reservations import Reservations, rooms_of
 from aioloader.pools.chunk import Chunk, Destination
 from aioloader.runtime.segments import Arena
 
-ROW = np.zeros((64, 64), np.float32)
+ROW = np.zeros((512, 512), np.float32)
 
 
 class Ledger:
@@ -75,8 +75,10 @@ def test_guessing_is_given_up_where_it_never_helps() -> None:
     ledger.num_missed = 8
     assert cut(placement, 2).destination is not None
     ledger.num_missed = 9
-    assert cut(placement, 2).destination is None
+    chunk = cut(placement, 9)
+    assert (chunk.destination, len(chunk.records)) == (None, 9)
     ledger.num_placed = 100
+    cut(placement, 1)
     assert cut(placement, 2).destination is not None
 
 
@@ -91,6 +93,7 @@ def test_only_large_rows_have_room() -> None:
     assert list(rooms_of(layout_of(3), 3)) == ["image"]
     assert rooms_of(layout_of(3), 4) == {}
     assert rooms_of(Layout.of({"x": TensorArray([np.zeros((3, 10))], "float64")}), 3) == {}
+    assert rooms_of(layout_of(1), 1) == {}, "a micro-batch so small is copied sooner than made to end a chunk"
 
 
 def test_a_batch_whose_rows_lie_there_is_found_and_any_other_is_not() -> None:
@@ -99,9 +102,9 @@ def test_a_batch_whose_rows_lie_there_is_found_and_any_other_is_not() -> None:
     layout = layout_of(3)
     reserved = reservations.reserve(layout.nbytes, 3, rooms_of(layout, 3))
     offset = reserved.destination.rooms["image"][2]
-    images = np.frombuffer(reserved.destination.memory, np.float32, 3 * ROW.size, offset).reshape(3, 64, 64)
+    images = np.frombuffer(reserved.destination.memory, np.float32, 3 * ROW.size, offset).reshape(3, *ROW.shape)
     label = TensorArray([np.zeros(3, np.int64)], "int64")
-    for pieces in ([images[1:], images[:1]], [images[:2], images[:1]], [images.copy()], [images[::-1]]):
+    for pieces in ([images[1:], images[:1]], [images[:2], images[:1]], [images.copy()], [images[::-1]], [images[:2]]):
         assert reservations.claim(layout, {"image": TensorArray(pieces, "float32"), "label": label}) is None
     claimed = reservations.claim(layout, {"image": TensorArray([images[:1], images[1:]], "float32"), "label": label})
     assert claimed is not None
@@ -125,7 +128,7 @@ def test_memory_is_reused_only_when_engine_and_trainer_are_done_with_it() -> Non
     del unused
     claimed = reserve()
     assert claimed.destination.number == 1, "a view of the first one is left"
-    images = np.frombuffer(claimed.destination.memory, np.float32, 3 * ROW.size, 0).reshape(3, 64, 64)
+    images = np.frombuffer(claimed.destination.memory, np.float32, 3 * ROW.size, 0).reshape(3, *ROW.shape)
     fields = {"image": TensorArray([images], "float32"), "label": TensorArray([np.zeros(3, np.int64)], "int64")}
     assert reservations.claim(layout, fields) is not None
     del kept

@@ -390,3 +390,14 @@ def test_bytes_counted_are_bytes_needed(count: int, size: int) -> None:
         assert encoded.nbytes <= (count + 1) * (size + 200) + 500
         assert len(encoded.sizes) == len(encoded.buffers)
         assert same(list(decode(encoded.sizes, written(encoded))), samples)
+
+
+@pytest.mark.parametrize("key", [None, "x", 7])
+def test_a_column_goes_to_its_room_or_among_the_others_and_never_both(key: Any) -> None:
+    samples = [{key: np.full(4, number), "other": np.full(2, number)} for number in range(3)]
+    elsewhere = memoryview(bytearray(200))
+    encoded = encode_samples(samples, {"x": (np.dtype(int).str, (4,), 64)})
+    assert len(encoded.placed) == (key == "x")
+    memory = memoryview(bytearray(encoded.nbytes))
+    write(encoded, memory, elsewhere)
+    assert same(list(decode(encoded.sizes, memory, elsewhere)), samples)
