@@ -262,7 +262,8 @@ class Pipeline:
 
     async def _hand_over(self, turn: Turn) -> None:
         started = time.perf_counter()
-        await self._sink.room()
+        if not self._sink.has_room:
+            await self._sink.room()
         self._stages.bridge.add(1, 0.0, time.perf_counter() - started)
         started = time.perf_counter()
         self._is_collating = True

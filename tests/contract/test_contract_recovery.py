@@ -112,7 +112,7 @@ def test_chaos(number: signal.Signals, options: dict[str, Any]) -> None:
         digests, num_restarts = chaos(20_000, seed, number, **options)
         print(f"seed {seed}: {len(digests)} batches, {num_restarts} restarts, {time.monotonic() - started:.0f} s")
         assert digests == expected
-        assert num_restarts > 10
+        assert num_restarts > 4
 
 
 def leave(_: int) -> Any:
