@@ -231,7 +231,9 @@ class Pipeline:
             await self._arrived.wait()
             waited_s = time.perf_counter() - started
             self._stages.order.add_wait(waited_s)
-            self._causes.add(waited_s, has_results=len(self._heap) > 1, has_work=self._work.num_running > 0)
+            num_running = self._work.num_running
+            is_held_up = len(self._heap) > 1 and num_running < self._pool.num_workers  # else more workers would have helped
+            self._causes.add(waited_s, is_held_up=is_held_up, has_work=num_running > 0)
         self._stages.order.add(1, 0.0)
         return entry
 

@@ -21,9 +21,9 @@ class WaitCauses:
     def __init__(self) -> None:
         self._seconds = [0.0] * CONSUMER
 
-    def add(self, seconds: float, *, has_results: bool, has_work: bool) -> None:
-        """Count time in which the next result in order was missing."""
-        self._seconds[2 if has_results else 1 if has_work else 0] += seconds
+    def add(self, seconds: float, *, is_held_up: bool, has_work: bool) -> None:
+        """Count time in which the next result in order was missing; it was held up if results were there and workers idle."""
+        self._seconds[2 if is_held_up else 1 if has_work else 0] += seconds
 
     def take(self) -> int:
         """Return the index of the main cause, and begin anew. Time that nobody waited was spent at work: on the CPU."""

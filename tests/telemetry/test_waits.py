@@ -12,20 +12,20 @@ from aioloader.telemetry.waits import CAUSES, CONSUMER, WaitCauses, Waits
 
 
 @pytest.mark.parametrize(
-    ("has_results", "has_work", "cause"),
+    ("is_held_up", "has_work", "cause"),
     [(False, False, "source"), (False, True, "cpu"), (True, True, "order"), (True, False, "order")],
 )
-def test_what_was_missing_is_the_cause(has_results: bool, has_work: bool, cause: str) -> None:
+def test_what_was_missing_is_the_cause(is_held_up: bool, has_work: bool, cause: str) -> None:
     causes = WaitCauses()
-    causes.add(0.1, has_results=has_results, has_work=has_work)
+    causes.add(0.1, is_held_up=is_held_up, has_work=has_work)
     assert CAUSES[causes.take()] == cause
 
 
 def test_the_longest_of_several_counts_and_is_forgotten_then() -> None:
     causes = WaitCauses()
-    causes.add(0.1, has_results=False, has_work=True)
-    causes.add(0.3, has_results=False, has_work=False)
-    causes.add(0.1, has_results=False, has_work=True)
+    causes.add(0.1, is_held_up=False, has_work=True)
+    causes.add(0.3, is_held_up=False, has_work=False)
+    causes.add(0.1, is_held_up=False, has_work=True)
     assert CAUSES[causes.take()] == "source"
     assert CAUSES[causes.take()] == "cpu"
 
