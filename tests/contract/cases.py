@@ -238,3 +238,31 @@ def zoo(number: int) -> dict[str, Any]:
         "nested": {"a": {"b": [np.arange(3), {"c": torch.zeros(2)}]}, 7: (number, [number])},
         "set": {1, 2, number},
     }
+
+
+# Large samples of one shape; here, since importing torch, as the tests do, takes workers seconds
+
+
+def photo(number: int) -> Any:
+    return {"image": np.full((3, 300, 300), number, np.int32), "mask": np.full((200, 100), number), "label": number}
+
+
+def photo_of_another_shape(number: int) -> Any:
+    return photo(number) if number != 13 else {**photo(number), "image": np.full((300, 3, 300), number, np.int32)}
+
+
+def some_photos(number: int) -> Any:
+    return photo(number) if number % 7 else None
+
+
+def photo_or_two(number: int) -> Any:
+    return photo(number) if number % 11 else [photo(number), photo(-number)]
+
+
+def photo_then_trouble(number: int) -> Any:
+    """The third record of a batch fails while the fourth is still being written."""
+    if number == 42:
+        raise ValueError("bad")
+    if number == 43:
+        time.sleep(0.3)
+    return {**photo(number), "tail": np.full(3000, number)}

@@ -24,6 +24,11 @@ from tests.contract.cases import (
     as_list,
     large,
     name_of,
+    photo,
+    photo_of_another_shape,
+    photo_or_two,
+    photo_then_trouble,
+    some_photos,
     stack,
     zoo,
 )
@@ -165,22 +170,6 @@ def test_moving_a_batch() -> None:
 # Large samples of one shape: workers write them where they will lie in the batch
 
 
-def photo(number: int) -> Any:
-    return {"image": np.full((3, 300, 300), number, np.int32), "mask": torch.full((200, 100), number), "label": number}
-
-
-def photo_of_another_shape(number: int) -> Any:
-    return photo(number) if number != 13 else {**photo(number), "image": np.full((300, 3, 300), number, np.int32)}
-
-
-def some_photos(number: int) -> Any:
-    return photo(number) if number % 7 else None
-
-
-def photo_or_two(number: int) -> Any:
-    return photo(number) if number % 11 else [photo(number), photo(-number)]
-
-
 def check_photos(batches: list[Any], numbers: list[int]) -> None:
     assert [number for batch in batches for number in batch["label"].tolist()] == numbers
     for batch in batches:
@@ -190,7 +179,7 @@ def check_photos(batches: list[Any], numbers: list[int]) -> None:
 
 
 @HOSTS
-@pytest.mark.parametrize("batch_size", [1, 4, 7])
+@pytest.mark.parametrize("batch_size", [4, 7])
 def test_large_samples_written_in_place_arrive_as_they_were_made(options: Options, batch_size: int) -> None:
     with Loader(range(60), preprocess=photo, batch=FixedBatch(batch_size), collate=StackCollator(), end="pad", **options) as loader:
         check_photos([*loader, *loader], [*range(60)] * 2)
@@ -232,7 +221,7 @@ def test_workers_that_are_killed_while_they_write_in_place() -> None:
 
 def test_a_pass_left_while_workers_write_does_not_disturb_the_next() -> None:
     with Loader(range(80), preprocess=photo, batch=FixedBatch(4), collate=StackCollator(), **PROCESSES) as loader:
-        for stop in (1, 3, 6):
+        for stop in (1, 6):
             kept = []
             for batch in loader:
                 kept.append(batch)
@@ -258,15 +247,6 @@ def test_fields_that_are_counted_are_no_different_from_others(options: Options) 
             assert (batch["labels"].dtype, batch["attention_mask"].dtype) == (torch.bfloat16, torch.bool)
             assert batch["labels"][:, 0, 0].tolist() == [4 * step + row + 0.5 for row in range(4)]
             assert (batch.num_tokens, batch.num_padding, batch.num_targets) == (800_000, 800_000, 1_600_000)
-
-
-def photo_then_trouble(number: int) -> Any:
-    """The third record of a batch fails while the fourth is still being written."""
-    if number == 42:
-        raise ValueError("bad")
-    if number == 43:
-        time.sleep(0.3)
-    return {**photo(number), "tail": np.full(3000, number)}
 
 
 def test_a_partial_batch_before_a_failure_is_not_written_to_any_more() -> None:
