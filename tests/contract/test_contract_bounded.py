@@ -194,8 +194,8 @@ def slow(number: int) -> int:
     return number
 
 
-def slow_now_and_then(number: int) -> int:
-    time.sleep(0.3 if number % 8 == 0 else 0.001)
+def slow_once(number: int) -> int:
+    time.sleep(0.5 if number == 8 else 0.001)
     return number
 
 
@@ -205,7 +205,7 @@ def slow_now_and_then(number: int) -> int:
     [
         (SlowSource(), None, 0.0, "source"),
         (range(30), slow, 0.0, "cpu"),
-        (range(33), slow_now_and_then, 0.0, "order"),
+        (range(33), slow_once, 0.0, "order"),
         (range(20), None, 0.05, "consumer"),
     ],
     ids=["source", "cpu", "order", "consumer"],
