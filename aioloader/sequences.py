@@ -12,7 +12,19 @@ from typing import Any, TypeVar, overload
 
 from aioloader.protocols import Item, RecordId, Sample
 
-__all__ = ["Chain", "Column", "ItemRun", "RaggedRows", "RowIds", "Rows", "SampleColumns", "columns_of", "samples_of"]
+__all__ = [
+    "Chain",
+    "Column",
+    "ItemRun",
+    "RaggedRows",
+    "RowIds",
+    "Rows",
+    "SampleColumns",
+    "as_tensor",
+    "columns_of",
+    "parts_of",
+    "samples_of",
+]
 
 T = TypeVar("T")
 
@@ -132,14 +144,14 @@ class Rows(_Sequence[Any]):
         at = range(len(self))[index]
         for piece in self.pieces:
             if at < len(piece):
-                return piece[at] if self.torch_dtype is None else _as_tensor(piece, self.torch_dtype)[at]
+                return piece[at] if self.torch_dtype is None else as_tensor(piece, self.torch_dtype)[at]
             at -= len(piece)
         raise AssertionError("pieces that changed")
 
     def __iter__(self) -> Iterator[Any]:
         if self.torch_dtype is None:
             return chain.from_iterable(self.pieces)
-        return iter([value for piece in self.pieces for value in _as_tensor(piece, self.torch_dtype).unbind(0)])
+        return iter([value for piece in self.pieces for value in as_tensor(piece, self.torch_dtype).unbind(0)])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -152,7 +164,7 @@ class Rows(_Sequence[Any]):
 
     def whole(self) -> Any:
         """Return the values as one array or tensor, whatever they are."""
-        return self.joined() if self.torch_dtype is None else _as_tensor(self.joined(), self.torch_dtype)
+        return self.joined() if self.torch_dtype is None else as_tensor(self.joined(), self.torch_dtype)
 
     def fits(self, other: Rows) -> bool:
         """Return whether the rows of both have one dtype and shape."""
@@ -184,7 +196,7 @@ class RaggedRows(_Sequence[Any]):
         return iter([values[start : start + length] for start, length in zip(self._starts, self._lengths, strict=True)])
 
     def _values(self) -> Any:
-        return self._flat if self.torch_dtype is None else _as_tensor(self._flat, self.torch_dtype)
+        return self._flat if self.torch_dtype is None else as_tensor(self._flat, self.torch_dtype)
 
 
 Column = list[Any] | Rows | RaggedRows
@@ -251,16 +263,20 @@ class ItemRun(_Sequence[Item]):
         return map(Item, self.samples, self.seqs, repeat(0), self.records)
 
 
+def parts_of(sequence: Sequence[T]) -> Sequence[Sequence[T]]:
+    """Return the parts of a chain; any other sequence is one part."""
+    return sequence.parts if isinstance(sequence, Chain) else [sequence]
+
+
 def samples_of(items: Sequence[Item]) -> Sequence[Sample]:
     """Return the samples of items; in columns where they are."""
-    parts = items.parts if isinstance(items, Chain) else [items]
-    samples: list[Sequence[Sample]] = [part.samples if isinstance(part, ItemRun) else [item.sample for item in part] for part in parts]
-    return Chain.of(samples)
+    parts = parts_of(items)
+    return Chain.of([part.samples if isinstance(part, ItemRun) else [item.sample for item in part] for part in parts])
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[Any, Sequence[Any]] | None:
     """Return samples by field, where all of them are in columns of the same fields."""
-    parts = samples.parts if isinstance(samples, Chain) else [samples]
+    parts = parts_of(samples)
     keys = parts[0].keys if isinstance(parts[0], SampleColumns) else None
     if keys is None or any(not isinstance(part, SampleColumns) or part.keys != keys for part in parts):
         return None
@@ -275,7 +291,8 @@ def _joined(columns: Sequence[Column]) -> Sequence[Any]:
     return Chain.of(columns)
 
 
-def _as_tensor(array: Any, dtype: str) -> Any:
+def as_tensor(array: Any, dtype: str) -> Any:
+    """Return an array as a tensor over the same memory; `dtype` is torch's name, where NumPy has only its bits."""
     torch = sys.modules["torch"]
     tensor = torch.from_numpy(array)
     kind = getattr(torch, dtype)

@@ -13,6 +13,7 @@ from aioloader.engine.channel import Delivered
 from aioloader.engine.layout import Field
 from aioloader.engine.output import Ready, TensorArray
 from aioloader.protocols import Json, RecordId
+from aioloader.sequences import as_tensor
 
 __all__ = ["Batch", "SampleInfo", "to_batch"]
 
@@ -139,21 +140,16 @@ def _shared_tensors(facts: Delivered) -> dict[str, Any]:
 
 def _prepared(field: Field) -> tuple[str, tuple[int, ...], np.dtype[Any], int, torch.dtype | None]:
     """Return what making a tensor takes, with its dtype where NumPy has another for the same bits."""
-    dtype, kind = np.dtype(field.dtype), _kind(field.torch_dtype)
+    dtype = np.dtype(field.dtype)
+    kind: torch.dtype = getattr(torch, field.torch_dtype)
     is_same = torch.from_numpy(np.empty(0, dtype)).dtype == kind
     return field.name, field.shape, dtype, field.offset, None if is_same else kind
 
 
 def _private_tensor(field: TensorArray) -> torch.Tensor:
     array = field.array
-    tensor = torch.from_numpy(array.copy() if len(field.pieces) == 1 else array)
-    kind = _kind(field.dtype)
-    return tensor if tensor.dtype == kind else tensor.view(kind)
-
-
-def _kind(name: str) -> torch.dtype:
-    kind: torch.dtype = getattr(torch, name)
-    return kind
+    tensor: torch.Tensor = as_tensor(array.copy() if len(field.pieces) == 1 else array, field.dtype)
+    return tensor
 
 
 def _shape(value: Any) -> str:

@@ -15,7 +15,7 @@ from aioloader.collate.counts import count_tokens
 from aioloader.engine.assembler import Turn
 from aioloader.errors import AioLoaderError, BatchError
 from aioloader.protocols import Collator, Item, Json, RecordId, Sample
-from aioloader.sequences import Chain, ItemRun, Rows, columns_of
+from aioloader.sequences import ItemRun, Rows, columns_of, parts_of
 
 __all__ = ["Provenance", "Ready", "TensorArray", "collate", "list_records", "to_arrays"]
 
@@ -166,9 +166,8 @@ def _collated(collator: Collator, samples: Sequence[Sample]) -> Any:
 
 
 def _provenance(items: Sequence[Item]) -> Provenance:
-    parts = items.parts if isinstance(items, Chain) else [items]
     found: Provenance = []
-    for part in parts:
+    for part in parts_of(items):
         if isinstance(part, ItemRun):
             found.append((part.records, part.seqs, None))
         else:

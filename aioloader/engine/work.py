@@ -8,7 +8,7 @@ from collections.abc import Collection
 import anyio
 
 from aioloader.engine.assembler import Stamps
-from aioloader.engine.attempt import Attempt, Step
+from aioloader.engine.attempt import Attempt
 from aioloader.engine.chunking import MAX_BUFFER, ChunkSize, buffer_limit
 from aioloader.engine.placement import Placement
 from aioloader.engine.plan import Plan
@@ -76,27 +76,14 @@ class Work:
 
     async def _run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> tuple[Block, AioLoaderError | None]:
         """Run a chunk until each record is done or left out, or one fails for good."""
-        attempt: Attempt | None = None
-        step: Step | None = Step(chunk)
-        if quarantined:
-            attempt = Attempt(self._plan.faults, quarantined, stamps, chunk)
-            step = attempt.step()
-        while step is not None:
+        attempt = Attempt(self._plan.faults, quarantined, stamps, chunk)
+        while (step := attempt.step()) is not None:
             if step.delay_s:
                 await anyio.sleep(step.delay_s)
             try:
-                block = await self._pool.run(step.chunk)
+                attempt.ran(await self._pool.run(step.chunk))
             except AioLoaderError as error:
-                attempt = attempt or Attempt(self._plan.faults, quarantined, stamps, chunk)
                 attempt.lost(error)
-                break
-            if attempt is None:
-                if block.outcome.failure is None:
-                    return block, None  # as nearly always
-                attempt = Attempt(self._plan.faults, quarantined, stamps, chunk)
-            attempt.ran(block)
-            step = attempt.step()
-        assert attempt is not None
         return attempt.block, attempt.error
 
     def _count_hop(self) -> None:
