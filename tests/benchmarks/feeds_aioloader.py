@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aioloader import FixedBatch, Loader, StackCollator
-from tests.benchmarks.work import Records, Work
+from tests.benchmarks.work import Records, Stacked, Work
 
 __all__ = ["sidecar", "thread"]
 
@@ -30,7 +30,7 @@ def _loader(work: Work, workers: int, host: str) -> Loader:
         Records(work),
         preprocess=work.sample,
         batch=FixedBatch(work.batch_size),
-        collate=StackCollator() if work.is_stacked else work.collate,
+        collate=StackCollator() if isinstance(work, Stacked) else work.collate,
         workers=workers,
         buffer_size=work.window,
         host=host,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.benchmarks.work import Array, Sample, stack
+from tests.benchmarks.work import Array, Sample, Stacked
 
 if TYPE_CHECKING:
     import tokenizers
@@ -37,7 +37,6 @@ class Texts:
     text_bytes: int = 3000
     window: int = 2048
     is_large: bool = False
-    is_stacked: bool = False
 
     def record(self, index: int) -> str:
         corpus = _corpus(self.folder)
@@ -56,15 +55,12 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jpegs:
+class Jpegs(Stacked):
     """A JPEG file read, decoded and resized to `uint8[224, 224, 3]`."""
 
-    num_records: int
-    batch_size: int
     folder: str
     window: int = 512
     is_large: bool = True
-    is_stacked: bool = True
 
     def record(self, index: int) -> bytes:
         return (Path(self.folder) / f"{index % _NUM_JPEGS:03}.jpg").read_bytes()
@@ -75,9 +71,6 @@ class Jpegs:
         with Image.open(io.BytesIO(record)) as image:
             small = image.convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
         return {"pixels": np.array(small)}
-
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
-        return stack(samples)
 
 
 def prepare_texts(folder: Path, *, num_bytes: int = 6_000_000, vocabulary: int = 16_000) -> None:

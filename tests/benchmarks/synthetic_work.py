@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.work import Array, Sample, stack
+from tests.benchmarks.work import Array, Sample, Stacked
 
 __all__ = ["Arrays", "HeavyTail", "PythonLoop", "SignedLoop", "Tokens", "iterations_for", "python_loop"]
 
@@ -48,112 +46,60 @@ def _timed(iterations: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(Stacked):
     """Rows of a table of `int64[length]`: what is measured is the cost of moving them."""
 
-    num_records: int
-    batch_size: int
     length: int = 64
-    window: int = 2048
-    is_large: bool = False
-    is_stacked: bool = True
-
-    def record(self, index: int) -> int:
-        return index
 
     def sample(self, record: int) -> Sample:
         return {"input_ids": _token_table(self.length)[record % _ROWS]}
 
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
-        return stack(samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonLoop:
+class PythonLoop(Stacked):
     """A loop in Python for each record, then a small sample."""
 
-    num_records: int
-    batch_size: int
     iterations: int
-    window: int = 2048
-    is_large: bool = False
-    is_stacked: bool = True
-
-    def record(self, index: int) -> int:
-        return index
 
     def sample(self, record: int) -> Sample:
         found = python_loop(self.iterations)
         return {"input_ids": _token_table(64)[record % _ROWS] ^ found}
 
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
-        return stack(samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignedLoop:
+class SignedLoop(Stacked):
     """A loop in Python for each record, and a sample that says which process made it, and when. A new process need not prepare anything."""
 
-    num_records: int
-    batch_size: int
     iterations: int
     window: int = 32
-    is_large: bool = False
-    is_stacked: bool = True
-
-    def record(self, index: int) -> int:
-        return index
 
     def sample(self, record: int) -> Sample:
         found = python_loop(self.iterations)
         return {"input_ids": np.full(64, record ^ found), "made": np.array([os.getpid(), time.monotonic_ns()])}
 
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
-        return stack(samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrays:
+class Arrays(Stacked):
     """Large samples: `float32[side, side]`, filled with a number that tells them apart."""
 
-    num_records: int
-    batch_size: int
     side: int = 1024
     window: int = 32
     is_large: bool = True
-    is_stacked: bool = True
-
-    def record(self, index: int) -> int:
-        return index
 
     def sample(self, record: int) -> Sample:
         return {"pixels": np.full((self.side, self.side), record % 65_536, dtype=np.float32)}
 
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
-        return stack(samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeavyTail:
+class HeavyTail(Stacked):
     """Each record waits `wait_s`, one in 200 waits 60 times as long.
 
     It waits and does not compute, so that waiting for the order is measured, and not competition for cores.
     """
 
-    num_records: int
-    batch_size: int
     wait_s: float
-    window: int = 2048
-    is_large: bool = False
-    is_stacked: bool = True
-
-    def record(self, index: int) -> int:
-        return index
 
     def sample(self, record: int) -> Sample:
         is_heavy = (record * _KNUTH) % 2**32 < _HEAVY_SHARE * 2**32
         time.sleep(self.wait_s * (_HEAVY_FACTOR if is_heavy else 1))
         return {"input_ids": _token_table(64)[record % _ROWS]}
-
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        return stack(samples)

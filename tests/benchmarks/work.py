@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "MakeBatch", "Records", "Sample", "Work", "in_batches", "stack", "to_tensors"]
+__all__ = ["Array", "MakeBatch", "Records", "Sample", "Stacked", "Work", "in_batches", "stack", "to_tensors"]
 
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
@@ -26,7 +26,6 @@ class Work(Protocol):
         batch_size: Samples per batch.
         window: Records in flight that every contestant is allowed, so that none wins by reading further ahead.
         is_large: Whether a batch is so large that it pays to move it as a tensor in shared memory.
-        is_stacked: Whether `collate` only stacks the fields, so that a contestant may use its own way of doing that.
     """
 
     @property
@@ -41,9 +40,6 @@ class Work(Protocol):
     @property
     def is_large(self) -> bool: ...
 
-    @property
-    def is_stacked(self) -> bool: ...
-
     def record(self, index: int) -> Any:
         """Return a record, as a source reads it."""
 
@@ -52,6 +48,22 @@ class Work(Protocol):
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """Return the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacked:
+    """Work whose batches are the samples stacked by field: a contestant may use its own way of doing that."""
+
+    num_records: int
+    batch_size: int
+    window: int = 2048
+    is_large: bool = False
+
+    def record(self, index: int) -> Any:
+        return index
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        return stack(samples)
 
 
 @dataclass(frozen=True, slots=True)
