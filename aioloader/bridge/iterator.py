@@ -149,7 +149,7 @@ class BatchIterator:
             waited = False
             while (delivered := self._receive()) is None:
                 waited = True
-                self._wait()
+                self._feed.wait()
         except Ended as end:
             self._finish(end)
             raise StopIteration from None
@@ -233,12 +233,6 @@ class BatchIterator:
         except HostDied as death:
             self._feed = self._on_death(self, death)
             return None
-
-    def _wait(self) -> None:
-        try:
-            self._feed.wait()
-        except HostDied as death:
-            self._feed = self._on_death(self, death)
 
     async def _wait_readable(self) -> None:
         """Wait until there is something to receive, or until another task closes this iterator."""

@@ -96,13 +96,7 @@ class Host:
 
     def wait(self) -> None:
         """Wait, blocking, until there is something to receive."""
-        frame = None
-        try:
-            frame = self._wire.receive()
-        except WireClosedError as error:
-            raise self._death() from error
-        if frame is not None:
-            self._early.append(frame)
+        self._wire.wait()
 
     def taken(self) -> None:
         """Tell the engine that a micro-batch was delivered, and which shared memory is free again."""

@@ -11,6 +11,7 @@ State of a lane, as of a micro-batch:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +62,12 @@ def oldest_seq(batching: Batching, state: Json) -> int:
 
 def _named(counters: Mapping[str, int]) -> dict[str, int]:
     """Return what a batcher counted under names of its own."""
-    return {f"batching_{name}": number for name, number in counters.items()}
+    return {_own_name(name): number for name, number in counters.items()}
+
+
+@functools.cache
+def _own_name(name: str) -> str:
+    return f"batching_{name}"
 
 
 class Lane:
@@ -200,9 +206,7 @@ class Lane:
         num_samples = _num_finished(group, left)
         for counts in (self._counts, state["counts"]):
             counts["delivered_samples"] += num_samples
-        still = {seq for seq, _ in left}
-        if self._sub:
-            still.add(self._seq)
+        still = {seq for seq, _ in left} | ({self._seq} if self._sub else set())
         done, self._num_open = self._num_open - len(still), len(still)
         oldest_seq = min(self._seq, *still) if still else self._seq
         return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done, num_samples, oldest_seq)

@@ -15,7 +15,7 @@ from aioloader.collate.counts import count_tokens
 from aioloader.engine.assembler import Turn
 from aioloader.errors import AioLoaderError, BatchError
 from aioloader.protocols import Collator, Item, Json, RecordId, Sample
-from aioloader.sequences import ItemRun, Rows, columns_of, parts_of
+from aioloader.sequences import ItemRun, RowIds, Rows, columns_of, parts_of
 
 __all__ = ["Provenance", "Ready", "TensorArray", "collate", "list_records", "to_arrays"]
 
@@ -28,8 +28,9 @@ _TENSOR_DTYPES = frozenset(
 
 _COUNTED_BY_VALUE = ("attention_mask", "document_ids", "labels")
 
-Provenance = list[tuple[Sequence[RecordId], Sequence[int], Sequence[int] | None]]
-"""Where samples come from, in parts: the ids of their records, seqs, and subs (None: all 0)."""
+Provenance = list[tuple[Any, ...]]
+"""Where samples come from, in parts: (shard, start, stop, step, seqs) where the rows are a range and all subs are 0, else
+(ids, seqs, subs). Plain data: pickling a class of our own takes ten times as long, once per micro-batch."""
 
 
 class TensorArray:
@@ -105,9 +106,14 @@ class Ready:
 
 def list_records(provenance: Provenance) -> list[tuple[RecordId, int, int]]:
     """Return ((shard, row), seq, sub) of each sample."""
-    return [
-        row for records, seqs, subs in provenance for row in zip(records, seqs, repeat(0, len(seqs)) if subs is None else subs, strict=True)
-    ]
+    rows: list[tuple[RecordId, int, int]] = []
+    for part in provenance:
+        if isinstance(part[0], str):
+            shard, start, stop, step, seqs = part
+            rows.extend(zip(RowIds(shard, range(start, stop, step)), seqs, repeat(0, len(seqs)), strict=True))
+        else:
+            rows.extend(zip(*part, strict=True))
+    return rows
 
 
 def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
@@ -169,10 +175,18 @@ def _provenance(items: Sequence[Item]) -> Provenance:
     found: Provenance = []
     for part in parts_of(items):
         if isinstance(part, ItemRun):
-            found.append((part.records, part.seqs, None))
+            found.extend(_run_provenance(part))
         else:
             found.append(([item.record for item in part], [item.seq for item in part], [item.sub for item in part]))
     return found
+
+
+def _run_provenance(run: ItemRun) -> Provenance:
+    seqs, records = list(run.seqs), run.records
+    if isinstance(records, RowIds):
+        rows = records.rows
+        return [(records.shard, rows.start, rows.stop, rows.step, seqs)]
+    return [(list(records), seqs, [0] * len(seqs))]
 
 
 def to_arrays(fields: Mapping[str, Any]) -> dict[str, Any]:

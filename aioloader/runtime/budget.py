@@ -106,6 +106,7 @@ class Budget:
         self._raw_bytes = 0.0
         self._made_bytes = 0.0
         self._is_measured = False
+        self._wanted = 1
         self._changed = Signal()
 
     @property
@@ -131,7 +132,9 @@ class Budget:
     def note_peaks(self) -> None:
         """Note how much is in flight if it is more than ever."""
         self.slots.note_peak()
-        self.peak_bytes = max(self.peak_bytes, self.in_flight_bytes)
+        in_flight = self.in_flight_bytes
+        if in_flight > self.peak_bytes:
+            self.peak_bytes = in_flight
 
     def estimated_bytes(self, num_records: int) -> int:
         """Return what the results of so many records take, by the size of the last ones."""
@@ -142,23 +145,28 @@ class Budget:
 
         Slots that come back one by one are gathered until they are worth a read, as long as others have work.
         """
-        while True:
-            free = self._free()
-            enough = min(max_records, max(1, min(self.slots.limit, self._most()) // 4))  # both may change meanwhile
-            if free >= enough or (free and self.slots.is_idle):
-                break
+        self._wanted = max_records
+        while not self._has_enough():
             await self._changed.wait()
-        taken = min(free, max_records)
+        taken = min(self._free(), max_records)
         self.slots.start(taken)
         return taken
 
     def changed(self) -> None:
-        """Wake the producer after slots or bytes were moved or given back."""
-        self._changed.notify()
+        """Wake the producer after slots or bytes were moved or given back, if what it waits for is there."""
+        if self._changed.has_waiters and self._has_enough():
+            self._changed.notify()
+
+    def _has_enough(self) -> bool:
+        """Return whether the records that may start are worth a read, or are all that there will be."""
+        free = self._free()
+        enough = min(self._wanted, max(1, min(self.slots.limit, self._most()) // 4))  # both may change meanwhile
+        return free >= enough or (free > 0 and self.slots.is_idle)
 
     @property
     def _num_unfinished(self) -> int:
-        return max(0, self.slots.working - self.num_finished)
+        unfinished = self.slots.working - self.num_finished
+        return unfinished if unfinished > 0 else 0
 
     def _free(self) -> int:
         """Return how many records may start now. One always may when nothing else is on its way, however large it is."""

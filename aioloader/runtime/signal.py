@@ -16,6 +16,11 @@ class Signal:
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
 
+    @property
+    def has_waiters(self) -> bool:
+        """Return whether anybody waits."""
+        return bool(self._waiters)
+
     def notify(self) -> None:
         """Wake all who wait now."""
         if self._waiters:

@@ -64,6 +64,7 @@ class Wire:
         self._send_lock: anyio.Lock | None = None
         self._num_waiting = 0
         self._reader: ReadableSocket | None = None
+        self._incoming: select.poll | None = None
 
     def fileno(self) -> int:
         """Return the descriptor to wait on, -1 when closed."""
@@ -108,9 +109,16 @@ class Wire:
         """Return the next frame, waiting for it; None after `timeout_s`. Raises as `try_receive`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (frame := self.try_receive()) is None:
-            if not _wait(self._sock, select.POLLIN, deadline):
+            if not self.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return None
         return frame
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until `try_receive` has something to read; return False after `timeout_s`."""
+        if self._incoming is None:
+            self._incoming = select.poll()
+            self._incoming.register(self._sock, select.POLLIN)
+        return bool(self._incoming.poll(None if timeout_s is None else timeout_s * 1000))
 
     async def receive_async(self) -> Frame:
         """Return the next frame, waiting for it in the event loop. Cancelling loses nothing. Raises as `try_receive`."""
@@ -181,7 +189,7 @@ class Wire:
         return received
 
     def _claim(self, count: int) -> tuple[int, ...]:
-        return tuple(self._descriptors.popleft() for _ in range(count))
+        return tuple([self._descriptors.popleft() for _ in range(count)]) if count else ()
 
     # Sending
 
@@ -195,7 +203,9 @@ class Wire:
             return
         outgoing = _Outgoing(kind, meta, body, descriptors)
         while not self._try_send(outgoing):
-            _wait(self._sock, select.POLLOUT, None)
+            outgoing_room = select.poll()
+            outgoing_room.register(self._sock, select.POLLOUT)
+            outgoing_room.poll()
 
     async def send_async(self, kind: int, meta: Buffer = b"", body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> None:
         """Send one frame, waiting for room in the event loop. A frame once begun is finished even when cancelled."""
@@ -232,9 +242,10 @@ class Wire:
         if len(meta) >= _SHORT_BYTES:
             return False
         frame = _HEADER.pack(kind, 0, len(meta), 0) + meta
-        with contextlib.suppress(OSError):  # tried again in the usual way, where each kind is understood
+        try:
             return self._sock.send(frame) == len(frame)  # a stream between processes takes a short message whole or not at all
-        return False
+        except OSError:  # tried again in the usual way, where each kind is understood
+            return False
 
     def _try_send(self, outgoing: _Outgoing) -> bool:
         try:
@@ -297,10 +308,3 @@ class _Outgoing:
         del self.parts[:done]
         if sent:
             self.parts[0] = memoryview(self.parts[0])[sent:]
-
-
-def _wait(sock: socket.socket, event: int, deadline: float | None) -> bool:
-    poll = select.poll()
-    poll.register(sock, event)
-    timeout_ms = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
-    return bool(poll.poll(timeout_ms))

@@ -21,7 +21,6 @@ from aioloader.engine.output import Ready, TensorArray, to_arrays
 from aioloader.errors import BatchError
 from aioloader.runtime.budget import Budget
 from aioloader.runtime.wire import Frame, Wire
-from aioloader.sequences import RowIds
 from aioloader.testing.leaks import resources
 
 INLINE_BYTES = 1 << 13
@@ -87,7 +86,7 @@ def ready(fields: dict[str, Any], *, step: int = 1, num_records: int = 3) -> Rea
         num_tokens=10,
         num_padding=5,
         num_targets=7,
-        provenance=[(RowIds("shard", range(8, 9)), [4], None), ([("shard", 9)], [5], [1])],
+        provenance=[("shard", 8, 9, 1, [4]), ([("shard", 9)], [5], [1])],
         state={"position": step, "nested": [1, None]},
         num_records=num_records,
         num_samples=2,
