@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aioloader.batching import FixedBatch, Pack
+    from aioloader.batching import Bucket, FixedBatch, Pack, TokenBudget
     from aioloader.bridge.batch import Batch, SampleInfo
     from aioloader.collate import PretrainCollator, SftCollator, StackCollator
     from aioloader.errors import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aioloader.faults import Quarantine, Retry
     from aioloader.loader import Loader
     from aioloader.order.mesh import Mesh
+    from aioloader.order.shuffle import Shuffle
     from aioloader.pools.rng import record_rng
     from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, SequenceSource, TextFiles
     from aioloader.telemetry.advice import suggest_async_config
@@ -38,6 +39,7 @@ _HOME = {
     "AsyncIterableSource": "sources",
     "Batch": "bridge.batch",
     "BatchError": "errors",
+    "Bucket": "batching",
     "ClosedError": "errors",
     "ConfigError": "errors",
     "FixedBatch": "batching",
@@ -56,12 +58,14 @@ _HOME = {
     "SampleInfo": "bridge.batch",
     "SequenceSource": "sources",
     "SftCollator": "collate",
+    "Shuffle": "order.shuffle",
     "SourceError": "errors",
     "StackCollator": "collate",
     "StallError": "errors",
     "StepReport": "training",
     "SynchronizationError": "errors",
     "TextFiles": "sources",
+    "TokenBudget": "batching",
     "TrainResult": "training",
     "Trainer": "training",
     "WorkerError": "errors",
@@ -74,6 +78,7 @@ __all__ = [
     "AsyncIterableSource",
     "Batch",
     "BatchError",
+    "Bucket",
     "ClosedError",
     "ConfigError",
     "FixedBatch",
@@ -92,12 +97,14 @@ __all__ = [
     "SampleInfo",
     "SequenceSource",
     "SftCollator",
+    "Shuffle",
     "SourceError",
     "StackCollator",
     "StallError",
     "StepReport",
     "SynchronizationError",
     "TextFiles",
+    "TokenBudget",
     "TrainResult",
     "Trainer",
     "WorkerError",

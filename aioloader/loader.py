@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aioloader.bridge.dataset import LoaderDataset
     from aioloader.bridge.iterator import BatchIterator
     from aioloader.engine.host import Host, HostDied
+    from aioloader.order.shuffle import Shuffle
 
 __all__ = ["Loader"]
 
@@ -49,7 +50,7 @@ class Loader:
         batch: How samples become micro-batches: `FixedBatch(n)`, `Pack(seq_len, rows=...)`.
         collate: Samples to a dict of arrays. Required: a wrong default would be a silent bug.
         mesh: This rank's coordinates; by default from torchrun's environment.
-        shuffle: Not in this version yet.
+        shuffle: Hands out the records of each epoch in another order, see `Shuffle`; None: as the source gives them.
         seed: Seeds `random`, `numpy.random` and torch for each record, together with the epoch and the record's id.
         epochs: Epochs per pass; None: without end.
         lanes: Logical data-parallel streams, a multiple of `mesh.dp_size` (default: equal to it). With dp_size x accumulation lanes,
@@ -89,7 +90,7 @@ class Loader:
         batch: Batching | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         mesh: Mesh | None = None,
-        shuffle: None = None,
+        shuffle: Shuffle | None = None,
         seed: int = 0,
         epochs: int | None = 1,
         lanes: int | None = None,

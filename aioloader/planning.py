@@ -12,6 +12,8 @@ from aioloader.errors import ConfigError
 from aioloader.faults import FaultPolicy
 from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
+from aioloader.order.ordered import order_source
+from aioloader.order.shuffle import Shuffle
 from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Batching, Json
@@ -57,7 +59,7 @@ def make_plan(
     Raises:
         ConfigError: An argument is wrong; the message says which, what was expected, what came and what to do.
     """
-    _refuse_what_is_to_come(shuffle=shuffle, preprocess_batch_size=preprocess_batch_size)
+    _refuse_what_is_to_come(preprocess_batch_size=preprocess_batch_size)
     options.check_int("Loader(seed=)", seed, at_least=0, do="pass a non-negative seed")
     pool, num_workers = _workers(pool, workers)
     prepared = Preprocess(
@@ -75,7 +77,7 @@ def make_plan(
         do="pass one, e.g. collate=PretrainCollator(); there is no default, since a wrong one would be a silent bug",
     )
     plan = Plan(
-        source=resolve_source(source),
+        source=order_source(resolve_source(source), _shuffle(shuffle), seed),
         preprocess=b"" if pool == "inline" else _packed(prepared),
         batching=batching,
         collate=collator,
@@ -101,13 +103,14 @@ def make_plan(
     )
     if is_moved and pool != "inline":
         _check_movable(plan)
-    return replace(plan, fingerprint=_fingerprint(plan, prepared)), prepared
+    return replace(plan, fingerprint=_fingerprint(plan, prepared, shuffle)), prepared
 
 
-def _fingerprint(plan: Plan, preprocess: Preprocess) -> dict[str, Json]:
+def _fingerprint(plan: Plan, preprocess: Preprocess, shuffle: Shuffle | None) -> dict[str, Json]:
     """Return what decides the data that are delivered: a state of one loader fits another only if all of it is equal."""
     return {
         "source": object_fingerprint(plan.source),
+        "shuffle": None if shuffle is None else object_fingerprint(shuffle),
         "preprocess": function_fingerprint(preprocess.function),
         "batched": preprocess.batched,
         "batch": object_fingerprint(plan.batching),
@@ -130,11 +133,15 @@ def _check_movable(plan: Plan) -> None:
     pack_argument("Loader(batch=)", plan.batching, do="use plain options, or host='thread'")
 
 
-def _refuse_what_is_to_come(*, shuffle: Any, preprocess_batch_size: Any) -> None:
-    if shuffle is not None:
-        raise options.not_yet("Loader(shuffle=)", expected="None", got=shuffle)
+def _refuse_what_is_to_come(*, preprocess_batch_size: Any) -> None:
     if preprocess_batch_size != 1:
         raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
+
+
+def _shuffle(shuffle: Any) -> Shuffle | None:
+    if shuffle is None or isinstance(shuffle, Shuffle):
+        return shuffle
+    raise ConfigError("Loader(shuffle=)", expected="a Shuffle, or None", got=repr(shuffle), do="pass e.g. shuffle=Shuffle(window=8192)")
 
 
 def _end(end: Any, lanes: LaneMap) -> str:

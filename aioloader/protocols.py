@@ -18,7 +18,9 @@ __all__ = [
     "Collator",
     "ColumnCollator",
     "Cursor",
+    "DealtSource",
     "Group",
+    "IndexedSource",
     "Item",
     "Json",
     "PackedRow",
@@ -28,6 +30,7 @@ __all__ = [
     "Ref",
     "RunBatcher",
     "Sample",
+    "Share",
     "Source",
     "Span",
 ]
@@ -53,10 +56,32 @@ Ref: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive records of a source with their ids; `len(records) == len(ids) >= 1`."""
+    """Records of a source with their ids; `len(records) == len(ids) >= 1`.
+
+    They are those of consecutive positions, `num_positions` of them: one record for each, or, from the reader of a share, those of
+    the share only.
+    """
 
     records: Sequence[Record]
     ids: Sequence[RecordId]
+    num_positions: int = 0
+
+    def __post_init__(self) -> None:
+        """Count one position for each record where nothing else is said."""
+        if not self.num_positions:
+            object.__setattr__(self, "num_positions", len(self.records))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Every `count`-th position of the order, from `index` on: what one data-parallel rank needs of it."""
+
+    index: int = 0
+    count: int = 1
+
+    def first_from(self, position: int) -> int:
+        """Return the first of its positions at or after `position`."""
+        return position + (self.index - position) % self.count
 
 
 class Reader(Protocol):
@@ -104,6 +129,42 @@ class Source(Protocol):
         """
 
 
+@runtime_checkable
+class DealtSource(Source, Protocol):
+    """A source that can read one rank's share and leave out the rest: nobody fetches what another rank works on."""
+
+    def open_share(self, epoch: int, cursor: Cursor | None, share: Share) -> Reader | AsyncReader:
+        """Return a reader as `open` does, that reads the positions of `share` only. Its cursors are good for any share.
+
+        After its last record, a span covers all positions up to the next one of the share or to the end of the epoch.
+        """
+
+
+@runtime_checkable
+class IndexedSource(Source, Protocol):
+    """A source of known size, whose records can be had in any order: by shard and row."""
+
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        """Return the number of records of each shard, at least one shard."""
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name that record ids carry."""
+
+    @property
+    def fetches_many(self) -> bool:
+        """Return whether several rows at once cost less than one by one."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Tell the data which epoch is read next, before its first `fetch`."""
+
+    def fetch(self, shard: int, rows: Sequence[int]) -> Sequence[Record]:
+        """Return the records of these rows, in this order; blocking, always from one and the same thread.
+
+        How many rows are asked for at once follows what they cost; a record must not depend on the others.
+        """
+
+
 class Item(NamedTuple):
     """One sample on its way into a micro-batch, with its provenance."""
 
@@ -146,7 +207,10 @@ class Batcher(Protocol):
         """Yield the groups that are complete without another item: after `restore`, the rest of an interrupted `push`."""
 
     def finish(self) -> Iterator[Group]:
-        """Yield what is left at the end of an epoch (`complete=False` where not full) and start afresh."""
+        """Yield what is left at the end of an epoch (`complete=False` where not full) and start afresh.
+
+        Between groups, `state()` is as of the last one; on a batcher restored from it, `finish` yields the rest.
+        """
 
     def counters(self) -> dict[str, int]:
         """Return how many samples and tokens were left out since the start of the run, by reason; part of `state`."""

@@ -85,7 +85,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"max_restarts_per_minute": -1}, "Loader(max_restarts_per_minute=)", "0 or more", "-1", "use 0"),
     ({"on_error": "ignore"}, "Loader(on_error=)", "'raise', Retry(...), Quarantine(...)", "'ignore'", "choose one"),
     ({"on_error": {"OSError": Retry(1)}}, "Loader(on_error=)", "exception classes as keys", "'OSError'", "use e.g."),
-    ({"shuffle": 1024}, "Loader(shuffle=)", "not in this version yet", "1024", "leave it out"),
+    ({"shuffle": 1024}, "Loader(shuffle=)", "a Shuffle, or None", "1024", "pass e.g. shuffle=Shuffle(window=8192)"),
     ({"preprocess_batch_size": 8}, "Loader(preprocess_batch_size=)", "not in this version yet", "8", "leave it out"),
     ({"source": 42}, "Loader(source)", "", "int", ""),
     ({"source": {"a": 1}}, "Loader(source)", "", "dict", ""),
@@ -112,7 +112,6 @@ def test_a_wrong_argument_of_the_loader(options: dict[str, Any], where: str, exp
         (lambda: FixedBatch(0), r"FixedBatch\(batch_size=.*expected .*, got 0; "),
         (lambda: Pack(0), r"Pack\(seq_len=.*expected .*, got 0; "),
         (lambda: Pack(8, strategy="tetris"), r"Pack\(strategy=.*expected .*'greedy'.*, got 'tetris'; "),  # type: ignore[arg-type]
-        (lambda: Pack(8, strategy="best_fit"), r"Pack\(strategy=.*not .*in this version.*; use strategy='greedy'"),  # type: ignore[arg-type]
         (lambda: Pack(8, overflow="wrap"), r"Pack\(overflow=.*expected .*, got 'wrap'; "),  # type: ignore[arg-type]
         (lambda: Retry(0), r"Retry\(num_retries\): expected at least 1, got 0; "),
         (lambda: Quarantine(max_fraction=2), r"Quarantine\(max_fraction=\): expected a share from 0 to 1.*, got 2; "),

@@ -83,14 +83,38 @@ class HuggingFaceDataset:
             "fingerprint": self._dataset._fingerprint,
         }
 
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        """Return the number of rows; all are in one shard."""
+        return (self.num_records,)
+
+    def shard_name(self, shard: int) -> str:
+        """Return the source's name."""
+        return self._name
+
+    @property
+    def fetches_many(self) -> bool:
+        """Return whether rows are plain Python data."""
+        return self._dataset.format["type"] is None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Do nothing: a dataset is the same in every epoch."""
+
+    def fetch(self, shard: int, rows: Sequence[int]) -> Sequence[Record]:
+        """Return these rows."""
+        if not self.fetches_many:
+            return [self._dataset[row] for row in rows]
+        columns: dict[str, list[Any]] = self._dataset[rows if isinstance(rows, range) else list(rows)]
+        names = list(columns)
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
     def open(self, epoch: int, cursor: Cursor | None) -> IndexedReader:
         """Return a reader of one pass; see `aioloader.protocols.Source.open`. The cursor is the next row.
 
         Raises:
             ResumeError: The cursor is not a row of this dataset.
         """
-        many = partial(_read_rows, self._dataset) if self._dataset.format["type"] is None else None
-        return IndexedReader(self._name, self.num_records, self._dataset.__getitem__, many, cursor)
+        return IndexedReader(self, epoch, cursor)
 
 
 class HuggingFaceStream:
@@ -149,13 +173,6 @@ class HuggingFaceStream:
         records: Iterator[Record] = iter(dataset)
         snapshot = partial(_plain_state, dataset) if self.resumes_exactly else None
         return Upstream(iterator=records, snapshot=snapshot, close=getattr(records, "close", None))
-
-
-def _read_rows(dataset: Any, first: int, stop: int) -> Sequence[Record]:
-    """Return rows of a dataset in plain Python format; the columns of a slice are lists of equal length."""
-    columns: dict[str, list[Any]] = dataset[first:stop]
-    names = list(columns)
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _private_copy(dataset: Any, epoch: int) -> Any:

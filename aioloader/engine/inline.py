@@ -18,6 +18,7 @@ from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
+from aioloader.engine.reading import open_share
 from aioloader.pools.chunk import Block
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.pools.runner import Preprocess, Runner
@@ -52,9 +53,7 @@ class InlinePass:
         place = self._run.state["source"]
         epoch, position, cursor = place["epoch"], place["position"], place["cursor"]
         while not self._progress.is_over(epoch):
-            stamper = Stamper(
-                self._plan.lanes, self._plan.batching, self._run.state, epoch=epoch, position=position, even=not self._plan.keep_partial
-            )
+            stamper = Stamper.of(self._plan, self._run.state, epoch, position)
             yield from self._epoch(stamper, epoch, cursor)
             for row in stamper.held:
                 self._assembler.drop_record(row[0])
@@ -143,7 +142,7 @@ class _Reading:
 
     def __init__(self, plan: Plan, epoch: int, cursor: Cursor | None, stack: ExitStack) -> None:
         try:
-            self._reader: Any = plan.source.open(epoch, cursor)
+            self._reader: Any = open_share(plan.source, epoch, cursor, plan.lanes.share)
         except KeyboardInterrupt:  # Ctrl-C in this very process
             raise
         except BaseException as error:

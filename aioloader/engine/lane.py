@@ -86,6 +86,7 @@ class Lane:
         self.quarantined: list[RecordId] = [(shard, row) for shard, row in state["quarantined"]]
         self._num_open = 0
         self._num_pushed = 0
+        self._num_ragged = 0
         self._saved = state["batcher"]
         self._refs: frozenset[Ref] | None = frozenset(self._batcher.refs(self._saved))
         self._items: dict[Ref, Item] = {}
@@ -168,13 +169,22 @@ class Lane:
             return
         if self._refs is not None:
             yield from self._restore()
-        self._epoch, self._seq, self._sub = epoch + 1, 0, 0
         for group in self._batcher.finish():
+            left = set(self._batcher.refs(self._batcher.state()))
+            if not left:  # with the group that empties the buffer, since what is in it belongs to this epoch
+                self._begin(epoch + 1)
             if group.complete or self._keep_partial:
                 yield self._batch(group, epoch=epoch)
             else:
-                self._counts["dropped_samples"] += _num_finished(group, set(self._batcher.refs(self._batcher.state())))
+                self._counts["dropped_samples"] += _num_finished(group, left)
+        if self._epoch == epoch:
+            self._begin(epoch + 1)
         self._num_open = 0
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._seq, self._sub = epoch, 0, 0
+        self._counts["dropped_records"] += self._num_ragged
+        self._num_ragged = 0
 
     def end_early(self) -> Iterator[LaneBatch]:
         """Yield what is left before a failure, also if it is not full: everything before the failing record is delivered."""
@@ -184,8 +194,8 @@ class Lane:
             yield self._batch(group)
 
     def drop_record(self) -> None:
-        """Count a record of a ragged end that this lane does not take."""
-        self._counts["dropped_records"] += 1
+        """Count, with the end of the epoch, a record of a ragged end that this lane does not take."""
+        self._num_ragged += 1
 
     def state(self) -> dict[str, Json]:
         """Return the lane's state as of the last micro-batch yielded, or as of now between records."""

@@ -140,10 +140,10 @@ class Pipeline:
     async def _read_epoch(self, epoch: int, position: int, cursor: Cursor | None) -> Stamper:
         """Read one epoch from `position` on into the queue; returns at its end."""
         plan, slots = self._plan, self.budget.slots
-        stamper = Stamper(plan.lanes, plan.batching, self._run.state, epoch=epoch, position=position, even=not plan.keep_partial)
+        stamper = Stamper.of(plan, self._run.state, epoch, position)
         self._epoch = epoch
         self._work.begin_epoch()
-        reading = await Reading.open(plan.source, epoch, cursor)
+        reading = await Reading.open(plan.source, epoch, cursor, plan.lanes.share)
         try:
             while True:
                 taken = await self.budget.acquire(_MAX_READ)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioloader.engine.assembler import Place, Stamps
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Chunk
-from aioloader.protocols import Batching, Cursor, Json, RecordId, Span
+from aioloader.protocols import Batching, Cursor, DealtSource, Json, RecordId, Span
 from aioloader.sequences import Chain, RowIds
+
+if TYPE_CHECKING:
+    from aioloader.engine.plan import Plan
 
 __all__ = ["CursorLog", "Queue", "Stamper"]
 
@@ -29,13 +32,9 @@ class Queue:
     def __len__(self) -> int:
         return len(self._records) - self._start
 
-    def add(self, lane: int, seq: int, record_id: RecordId, record: Any) -> None:
-        """Append one record."""
-        self.extend(lane, (seq,), (record_id,), (record,))
-
-    def extend(self, lane: int, seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
-        """Append records of one lane."""
-        self._lanes.extend(repeat(lane, len(seqs)))
+    def extend(self, lanes: Sequence[int], seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
+        """Append records."""
+        self._lanes.extend(lanes)
         self._seqs.extend(seqs)
         self._records.extend(records)
         self._ids.append(ids)
@@ -75,73 +74,95 @@ def _take(parts: deque[Sequence[RecordId]], number: int) -> Sequence[RecordId]:
 class Stamper:
     """Numbers the records of one epoch. Those of other ranks' lanes, and those delivered before a resume, are passed over.
 
-    With `even`, the records of an incomplete last block of L positions are held back and dropped, so that all lanes get the
-    same number of records.
+    The records of a rank are those of every D-th position; its lanes take them in turn. With `even`, the records of an incomplete
+    last block of L positions are held back and dropped, so that all lanes get the same number of records.
+
+    Args:
+        is_dealt: The spans hold this rank's records only.
     """
 
-    def __init__(self, lanes: LaneMap, batching: Batching, state: Json, *, epoch: int, position: int, even: bool) -> None:
+    def __init__(
+        self, lanes: LaneMap, batching: Batching, state: Json, *, epoch: int, position: int, even: bool, is_dealt: bool = False
+    ) -> None:
         self.position = position
         self._lanes = lanes
+        self._served = list(lanes.served)
+        self._share = lanes.share
         self._even = even and lanes.num_lanes > 1
+        self._is_dealt = is_dealt
         self._from: dict[int, tuple[int, frozenset[int]]] = {}
-        for lane in lanes.served:
+        for lane in self._served:
             lane_state = state["lanes"][str(lane)]
             if lane_state["epoch"] < epoch:
                 self._from[lane] = (0, frozenset())
             elif lane_state["epoch"] == epoch:
                 refs = batching.start().refs(lane_state["batcher"])
                 self._from[lane] = (lane_state["seq"], frozenset(seq for seq, _ in refs))
-        self._only_lane = lanes.served[0] if len(lanes.served) == 1 else None
         self._all_from = 1 << 63
-        """With one lane: the position from which every record of it is needed."""
-        if self._only_lane in self._from:
-            self._all_from = lanes.position(0, self._from[self._only_lane][0])
+        """The position from which every record of the rank is needed."""
+        if len(self._from) == len(self._served):
+            self._all_from = max(seq for seq, _ in self._from.values()) * lanes.num_lanes
         self.held: list[tuple[int, int, RecordId, Any]] = []
+
+    @classmethod
+    def of(cls, plan: Plan, state: Json, epoch: int, position: int) -> Stamper:
+        """Return the stamper of a plan for the rest of an epoch, from `position` on."""
+        is_dealt = isinstance(plan.source, DealtSource)
+        return cls(plan.lanes, plan.batching, state, epoch=epoch, position=position, even=not plan.keep_partial, is_dealt=is_dealt)
 
     def stamp(self, span: Span, queue: Queue) -> int:
         """Add the records of `span` that this rank needs to `queue`; return how many records were passed over for good."""
-        if self._only_lane is not None and self.position >= self._all_from:
-            return self._stamp_lane(self._only_lane, span, queue)
-        passed = 0
-        for record, record_id in zip(span.records, span.ids, strict=True):
-            lane, seq = self._lanes.locate(self.position)
-            self.position += 1
-            first, again = self._from.get(lane, (None, ()))
-            if first is None or (seq < first and seq not in again):
-                passed += 1
-            elif self._even:
-                self.held.append((lane, seq, record_id, record))
-            else:
-                queue.add(lane, seq, record_id, record)
-            if self._even and self.position % self._lanes.num_lanes == 0:
-                self.release(queue)
-        return passed
+        first = self._share.first_from(self.position)
+        records, ids = span.records, span.ids
+        if not self._is_dealt and self._share.count > 1:
+            part = slice(first - self.position, None, self._share.count)
+            records, ids = records[part], ids[part]
+        first_needed = self.position
+        self.position += span.num_positions
+        if records and first_needed < self._all_from:
+            records, ids, numbers = self._needed(first, records, ids)
+        else:
+            numbers = self._numbers(first, len(records))
+        self._add(numbers, ids, records, queue)
+        return len(span.records) - len(records)
 
-    def _stamp_lane(self, lane: int, span: Span, queue: Queue) -> int:
-        """Add every L-th record; of an incomplete last block it is held back, where that is asked for."""
-        num_lanes = self._lanes.num_lanes
-        part = slice((lane - self.position) % num_lanes, None, num_lanes)
-        records, ids = (span.records, span.ids) if num_lanes == 1 else (span.records[part], span.ids[part])
-        first_seq = (self.position + part.start) // num_lanes
-        self.position += len(span.records)
-        num_passed = len(span.records) - len(records)
+    def _numbers(self, first: int, num_records: int) -> tuple[list[int], list[int]]:
+        """Return the lane and the seq of records of every D-th position from `first` on."""
+        index, num_served = first // self._share.count, len(self._served)
+        if num_served == 1:
+            return self._served * num_records, list(range(index, index + num_records))
+        at = index % num_served
+        lanes = self._served[at:] + self._served * (num_records // num_served + 1)
+        return lanes[:num_records], [number // num_served for number in range(index, index + num_records)]
+
+    def _needed(self, first: int, records: Sequence[Any], ids: Sequence[RecordId]) -> tuple[list[Any], list[RecordId], Any]:
+        """Return the records that were not delivered before a resume, or are in a saved buffer."""
+        lanes, seqs = self._numbers(first, len(records))
+        needed = [at for at in range(len(records)) if self._is_needed(lanes[at], seqs[at])]
+        return [records[at] for at in needed], [ids[at] for at in needed], ([lanes[at] for at in needed], [seqs[at] for at in needed])
+
+    def _is_needed(self, lane: int, seq: int) -> bool:
+        first, again = self._from.get(lane, (None, frozenset()))
+        return first is not None and (seq >= first or seq in again)
+
+    def _add(self, numbers: tuple[list[int], list[int]], ids: Sequence[RecordId], records: Sequence[Any], queue: Queue) -> None:
+        """Queue what is in complete blocks and hold the rest back, where that is asked for."""
+        lanes, seqs = numbers
         ready = len(records)
         if self._even:
-            num_blocks = self.position // num_lanes
+            num_blocks = self.position // self._lanes.num_lanes
             if self.held and self.held[0][1] < num_blocks:
                 self.release(queue)
-            ready = min(ready, max(0, num_blocks - first_seq))
-            self.held.extend((lane, first_seq + at, ids[at], records[at]) for at in range(ready, len(records)))
-            records, ids = records[:ready], ids[:ready]
+            ready = bisect_left(seqs, num_blocks)
+            self.held.extend(zip(lanes[ready:], seqs[ready:], ids[ready:], records[ready:], strict=True))
         if ready:
-            queue.extend(lane, range(first_seq, first_seq + ready), ids, records)
-        return num_passed
+            queue.extend(lanes[:ready], seqs[:ready], ids[:ready], records[:ready])
 
     def release(self, queue: Queue) -> int:
         """Add the records that were held back, also of an incomplete block: what comes before a failure is delivered. Return how many."""
         num_released = len(self.held)
-        for row in self.held:
-            queue.add(*row)
+        for lane, seq, record_id, record in self.held:
+            queue.extend((lane,), (seq,), (record_id,), (record,))
         self.held.clear()
         return num_released
 

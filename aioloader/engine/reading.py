@@ -1,4 +1,4 @@
-"""An opened source: blocking readers run in a thread of their own, asynchronous ones in the engine's loop."""
+"""An opened source, or one rank's share of it: blocking readers run in a thread of their own, asynchronous ones in the engine's loop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import anyio
 
-from aioloader.protocols import AsyncReader, Cursor, Reader, Source, Span
+from aioloader.protocols import AsyncReader, Cursor, DealtSource, Reader, Share, Source, Span
 from aioloader.runtime.threads import CallThread
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "open_share"]
 
 
 class Reading:
@@ -21,11 +21,11 @@ class Reading:
         self._thread = thread
 
     @classmethod
-    async def open(cls, source: Source, epoch: int, cursor: Cursor | None) -> Reading:
+    async def open(cls, source: Source, epoch: int, cursor: Cursor | None, share: Share) -> Reading:
         """Open a source for one pass. Raises what the source raises."""
         thread = CallThread("aioloader-source")
         try:
-            reader = await thread.call(source.open, epoch, cursor)
+            reader = await thread.call(open_share, source, epoch, cursor, share)
         except BaseException:
             thread.stop()
             raise
@@ -51,6 +51,13 @@ class Reading:
         with anyio.move_on_after(1):
             await thread.call(self._reader.close)
         thread.stop()
+
+
+def open_share(source: Source, epoch: int, cursor: Cursor | None, share: Share) -> Reader | AsyncReader:
+    """Return a reader of the share alone, where the source is a `DealtSource`, else of everything."""
+    if isinstance(source, DealtSource):
+        return source.open_share(epoch, cursor, share)
+    return source.open(epoch, cursor)
 
 
 def _read(reader: Reader, max_records: int) -> tuple[Cursor | None, Span | None]:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import anyio
 
+from aioloader.batching import FixedBatch
 from aioloader.engine.assembler import Stamps
 from aioloader.engine.attempt import Attempt
 from aioloader.engine.chunking import MAX_BUFFER, ChunkSize, buffer_limit
@@ -109,6 +110,7 @@ class Work:
 
 def _placement(plan: Plan, pool: Pool, sink: Sink) -> Placement | None:
     """Return the dealer of rows, where a sample's row can be known before it is made and its field is not changed by the collator."""
-    batch_size = getattr(plan.batching, "batch_size", None)
-    is_known = type(batch_size) is int and len(plan.lanes.served) == 1 and hasattr(plan.collate, "collate_columns")
-    return Placement(batch_size, sink) if is_known and pool.takes_destinations and batch_size is not None else None
+    if not isinstance(plan.batching, FixedBatch) or len(plan.lanes.served) > 1:
+        return None
+    is_copied_whole = pool.takes_destinations and hasattr(plan.collate, "collate_columns")
+    return Placement(plan.batching.batch_size, sink) if is_copied_whole else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aioloader.errors import ConfigError
+from aioloader.protocols import Share
 
 __all__ = ["LaneMap"]
 
@@ -35,6 +36,11 @@ class LaneMap:
     def served(self) -> range:
         """Return the lanes of this rank, rising: one micro-batch of each makes its share of an optimizer step."""
         return range(self.dp_rank, self.num_lanes, self.dp_size)
+
+    @property
+    def share(self) -> Share:
+        """Return this rank's positions: those of its lanes."""
+        return Share(self.dp_rank, self.dp_size)
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return (lane, seq) of a position."""

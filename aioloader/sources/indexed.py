@@ -1,129 +1,184 @@
-"""A reader of anything that gives a record by its index: it seeks without reading."""
+"""A reader of anything that gives a record by shard and row: it seeks without reading, and reads one rank's share only."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aioloader.errors import ClosedError
-from aioloader.protocols import Cursor, Record, Span
-from aioloader.sources.place import cursor_error, number_records
+from aioloader.protocols import Cursor, IndexedSource, Record, RecordId, Share, Span
+from aioloader.sequences import RowIds
+from aioloader.sources.place import cursor_error
 from aioloader.sources.pull import PATIENCE_S, Pulled, source_error
 
-__all__ = ["IndexedReader"]
+__all__ = ["IndexedReader", "Locate"]
 
 FIRST_PIECE = 16
-"""Records asked for at once before their cost is known."""
+"""Records asked for at once before their cost is known; also the most, where many at once cost as much as one by one."""
+
+_WHOLE = Share()
+
+
+class Locate(Protocol):
+    """An order of the records."""
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the shard and the row of each position."""
 
 
 class IndexedReader:
-    """Reads records `cursor` to `num_records - 1` in order. The cursor is the index of the next record.
+    """Reads the records of an indexed source by rising position. The cursor is the next position.
 
     Args:
-        name: The shard part of the record ids.
-        num_records: Records of the whole source.
-        one: Returns the record at an index.
-        many: Returns the records from one index up to another, where that is cheaper than one by one. How many are asked for
-            at once follows what they cost, so `many` must give the same records as `one`.
+        source: Where the records are.
+        epoch: Which pass over them this is.
         cursor: Where to read from.
+        share: The positions that are read; the others are stepped over.
+        order: The order of the records; by default as they lie.
 
     Raises:
-        ResumeError: `cursor` is not an index of this source.
+        ResumeError: `cursor` is not a position of this source.
     """
 
     def __init__(
-        self,
-        name: str,
-        num_records: int,
-        one: Callable[[int], Record],
-        many: Callable[[int, int], Sequence[Record]] | None,
-        cursor: Cursor | None,
+        self, source: IndexedSource, epoch: int, cursor: Cursor | None, share: Share = _WHOLE, order: Locate | None = None
     ) -> None:
-        index = 0 if cursor is None else cursor
-        if type(index) is not int or not 0 <= index <= num_records:
-            raise cursor_error(name, cursor, f"an index from 0 to {num_records}")
-        self._name = name
-        self._num_records = num_records
-        self._one = one
-        self._many = many
-        self._next = index
-        self._piece = FIRST_PIECE
-        self._stride = 1
+        self._source = source
+        self._sizes = source.shard_sizes
+        self._num_records = int(sum(self._sizes))
+        position = 0 if cursor is None else cursor
+        if type(position) is not int or not 0 <= position <= self._num_records:
+            raise cursor_error(source.shard_name(0), cursor, f"a position from 0 to {self._num_records}")
+        self._position = position
+        self._share = share
+        self._order = order if order is not None or len(self._sizes) == 1 else _AsTheyLie(self._sizes)
+        self._piece = FIRST_PIECE if source.fetches_many else 1
         self._failure: BaseException | None = None
         self._closed = False
+        source.start_epoch(epoch)
 
     def read(self, max_records: int) -> Span | None:
         """See `aioloader.protocols.Reader.read`."""
         if self._closed:
-            raise ClosedError(f"source {self._name}: expected an open reader, got a closed one; open the source again.")
+            raise ClosedError(f"source {self._source.shard_name(0)}: expected an open reader, got a closed one; open the source again.")
         if self._failure is not None:
             raise self._failure
-        first = self._next
-        stop = min(first + max_records, self._num_records)
-        if first == stop:
+        first = self._share.first_from(self._position)
+        positions = range(first, self._num_records, self._share.count)[:max_records]
+        if not positions:
             return None
-        pulled = self._pull_pieces(first, stop) if self._many is not None else self._pull_singly(first, stop)
-        self._next += len(pulled.records)
+        places = _Places(self._order, positions)
+        pulled = self._pull(places)
+        num_read = len(pulled.records)
         if pulled.failure is not None:
-            self._failure = source_error(pulled.failure, (self._name, self._next))
-            if not pulled.records:
+            self._failure = source_error(pulled.failure, places.part(num_read, num_read + 1).ids(self._source)[0])
+            if not num_read:
                 raise self._failure
-        return Span(pulled.records, number_records(self._name, first, self._next))
+        before, self._position = self._position, min(positions[num_read - 1] + self._share.count, self._num_records)
+        return Span(pulled.records, places.part(0, num_read).ids(self._source), self._position - before)
 
     def cursor(self) -> Cursor:
         """See `aioloader.protocols.Reader.cursor`."""
-        return self._next
+        return self._position
 
     def close(self) -> None:
         """See `aioloader.protocols.Reader.close`."""
         self._closed = True
 
-    def _pull_singly(self, first: int, stop: int) -> Pulled:
-        """Read one by one until time is up; the clock is read after every few records, as long as those come fast."""
+    def _pull(self, places: _Places) -> Pulled:
+        """Read piece by piece until time is up; a piece that fails is read one by one, to find the record."""
         records: list[Record] = []
-        one, append = self._one, records.append
-        started = time.monotonic()
-        now = started
+        deadline = time.monotonic() + PATIENCE_S
+        while len(records) < len(places) and (not records or time.monotonic() < deadline):
+            part = places.part(len(records), min(len(records) + self._piece, len(places)))
+            piece = self._timed_piece(part)
+            if piece is None:
+                singly = self._pull_singly(part)
+                return Pulled(records + singly.records, singly.failure)
+            records.extend(piece)
+        return Pulled(records)
+
+    def _pull_singly(self, places: _Places) -> Pulled:
+        records: list[Record] = []
         try:
-            while first < stop and now - started < PATIENCE_S:
-                end = min(first + self._stride, stop)
-                for index in range(first, end):
-                    append(one(index))
-                first, before, now = end, now, time.monotonic()
-                self._stride = 1 if now - before > PATIENCE_S / 4 else min(FIRST_PIECE, 2 * self._stride)
+            for at in range(len(places)):
+                records.extend(places.part(at, at + 1).fetch(self._source))
         except KeyboardInterrupt:
             raise
         except BaseException as failure:  # noqa: BLE001 - settled by the caller, after the records before it
             return Pulled(records, failure=failure)
         return Pulled(records)
 
-    def _pull_pieces(self, first: int, stop: int) -> Pulled:
-        """Read piece by piece until time is up; a piece that fails is read one by one, to find the record."""
-        records: list[Record] = []
-        deadline = time.monotonic() + PATIENCE_S
-        while first < stop and (not records or time.monotonic() < deadline):
-            piece = self._timed_piece(first, min(first + self._piece, stop))
-            if piece is None:
-                singly = self._pull_singly(first, min(first + self._piece, stop))
-                return Pulled(records + singly.records, singly.failure)
-            records.extend(piece)
-            first += len(piece)
-        return Pulled(records)
-
-    def _timed_piece(self, first: int, stop: int) -> list[Record] | None:
+    def _timed_piece(self, places: _Places) -> Sequence[Record] | None:
         """Return the records of one piece, or None where they could not be had; adapt the size of the next piece."""
-        assert self._many is not None
         started = time.monotonic()
         try:
-            piece = list(self._many(first, stop))
+            piece = places.fetch(self._source)
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001 - the reading one by one that follows raises it at its record
             return None
-        if len(piece) != stop - first:
+        if len(piece) != len(places):
             return None
-        if time.monotonic() - started > PATIENCE_S / 2:
+        took_s = time.monotonic() - started
+        if took_s > PATIENCE_S / 4:
             self._piece = max(1, self._piece // 2)
-        elif stop - first == self._piece:
+        elif len(places) == self._piece and (self._source.fetches_many or self._piece < FIRST_PIECE):
             self._piece *= 2
         return piece
+
+
+class _Places:
+    """Where the records of some positions are. Those of a single shard in its own order stay a range, which sources can slice."""
+
+    def __init__(self, order: Locate | None, positions: range) -> None:
+        self._shards: NDArray[np.int64] | None = None
+        self._rows: Any = positions
+        if order is not None:
+            self._shards, self._rows = order.locate(np.arange(positions.start, positions.stop, positions.step))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def part(self, first: int, last: int) -> _Places:
+        """Return some of them."""
+        part = object.__new__(_Places)
+        part._rows = self._rows[first:last]
+        part._shards = None if self._shards is None else self._shards[first:last]
+        return part
+
+    def ids(self, source: IndexedSource) -> Sequence[RecordId]:
+        """Return the ids of the records."""
+        if self._shards is None:
+            return RowIds(source.shard_name(0), self._rows)
+        names = {shard: source.shard_name(shard) for shard in np.unique(self._shards).tolist()}
+        return [(names[shard], row) for shard, row in zip(self._shards.tolist(), self._rows.tolist(), strict=True)]
+
+    def fetch(self, source: IndexedSource) -> Sequence[Record]:
+        """Return the records, shard by shard."""
+        if self._shards is None:
+            return source.fetch(0, self._rows)
+        shards = np.unique(self._shards).tolist()
+        if len(shards) == 1:
+            return source.fetch(shards[0], self._rows.tolist())
+        records: list[Record] = [None] * len(self)
+        for shard in shards:
+            at = np.flatnonzero(self._shards == shard)
+            for place, record in zip(at.tolist(), source.fetch(shard, self._rows[at].tolist()), strict=True):
+                records[place] = record
+        return records
+
+
+class _AsTheyLie:
+    """Several shards one after another."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._starts = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))])
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        return shards, positions - self._starts[shards]

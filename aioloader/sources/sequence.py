@@ -63,23 +63,47 @@ class SequenceSource:
         """Return the name, the type and the number of records."""
         return {"kind": "sequence", "name": self._name, "of": describe(self._sequence), "num_records": self._num_records}
 
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        """Return the number of records; all are in one shard."""
+        return (self._num_records,)
+
+    def shard_name(self, shard: int) -> str:
+        """Return the source's name."""
+        return self._name
+
+    @property
+    def fetches_many(self) -> bool:
+        """Return whether the object has a way to give many records at once."""
+        return type(self._sequence) in SLICED_TYPES or self._get_many is not None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to an object that has `set_epoch`."""
+        set_epoch = getattr(self._sequence, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def fetch(self, shard: int, rows: Sequence[int]) -> Sequence[Record]:
+        """Return the records at these indices."""
+        sequence: Any = self._sequence
+        if len(rows) == 1:
+            return [sequence[rows[0]]]
+        if type(rows) is range and type(sequence) in SLICED_TYPES:
+            records: Sequence[Record] = sequence[rows.start : rows.stop : rows.step]
+            return records
+        if self._get_many is not None:
+            return self._get_many(list(rows))
+        return [sequence[row] for row in rows]
+
     def open(self, epoch: int, cursor: Cursor | None) -> IndexedReader:
         """Return a reader of one pass; see `aioloader.protocols.Source.open`.
 
         Raises:
             ResumeError: The cursor is not an index of this source.
         """
-        reader = IndexedReader(self._name, self._num_records, self._sequence.__getitem__, _read_many(self._sequence), cursor)
-        set_epoch = getattr(self._sequence, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        return reader
+        return IndexedReader(self, epoch, cursor)
 
-
-def _read_many(sequence: Any) -> Callable[[int, int], Sequence[Record]] | None:
-    """Return how to read several records at once, or None where that is not cheaper."""
-    if type(sequence) in SLICED_TYPES:
-        return lambda first, stop: sequence[first:stop]
-    if callable(getattr(sequence, "__getitems__", None)):
-        return lambda first, stop: sequence.__getitems__(list(range(first, stop)))
-    return None
+    @property
+    def _get_many(self) -> Callable[[list[int]], Sequence[Record]] | None:
+        get_many = getattr(self._sequence, "__getitems__", None)
+        return get_many if callable(get_many) else None

@@ -73,6 +73,33 @@ def test_every_record_is_given_to_one_rank_under_its_own_number(topology: tuple[
     assert num_held == ragged
 
 
+@given(topology=topologies, num_records=st.integers(0, 50), cuts=st.lists(st.integers(0, 50)), even=st.booleans(), seed=st.integers(0, 9))
+def test_a_share_is_stamped_as_what_is_left_of_the_whole(
+    topology: tuple[int, int], num_records: int, cuts: list[int], even: bool, seed: int
+) -> None:
+    per_rank, dp_size = topology
+    for dp_rank in range(dp_size):
+        lanes = LaneMap(num_lanes=per_rank * dp_size, dp_rank=dp_rank, dp_size=dp_size)
+        state = fresh_rank_state(BATCHING, lanes, 0)
+        whole = Stamper(lanes, BATCHING, state, epoch=0, position=0, even=even)
+        expected, _ = stamped(whole, 0, num_records, seed)
+        dealt = Stamper(lanes, BATCHING, state, epoch=0, position=0, even=even, is_dealt=True)
+        queue, position = Queue(), 0
+        for stop in [*sorted(cut for cut in cuts if cut < num_records), num_records]:
+            own = [row for row in range(position, stop) if row % dp_size == dp_rank]
+            if own:
+                stop = min(own[-1] + dp_size, num_records)  # up to the next record of the share
+                assert dealt.stamp(Span(own, [("shard", row) for row in own], stop - position), queue) == 0
+                position = stop
+        stamps, chunk = queue.cut(5, 1000)
+        found = [
+            (lane, seq, row, record)
+            for lane, seq, (_, row), record in zip(stamps.lanes, stamps.seqs, stamps.ids, chunk.records, strict=True)
+        ]
+        assert found == expected
+        assert dealt.held == whole.held
+
+
 @given(data=st.data(), topology=topologies, num_records=st.integers(0, 40), even=st.booleans())
 def test_a_resumed_rank_gets_what_it_still_needs(data: st.DataObject, topology: tuple[int, int], num_records: int, even: bool) -> None:
     per_rank, dp_size = topology
@@ -102,7 +129,7 @@ def test_queue_keeps_order_however_it_is_filled_and_cut(sizes: list[int], cut: i
     queue, at = Queue(), 0
     out: list[int] = []
     for size in sizes:
-        queue.extend(0, range(at, at + size), span(at, at + size).ids, span(at, at + size).records)
+        queue.extend([0] * size, range(at, at + size), span(at, at + size).ids, span(at, at + size).records)
         at += size
         if size % 2:
             stamps, chunk = queue.cut(1, cut)
@@ -116,9 +143,9 @@ def test_queue_keeps_order_however_it_is_filled_and_cut(sizes: list[int], cut: i
 
 def test_what_was_cut_is_not_changed_by_what_comes_later() -> None:
     queue = Queue()
-    queue.extend(0, range(3), span(0, 3).ids, span(0, 3).records)
+    queue.extend([0] * 3, range(3), span(0, 3).ids, span(0, 3).records)
     stamps, chunk = queue.cut(0, 3)
-    queue.add(1, 9, ("shard", 9), 9)
+    queue.extend([1], [9], [("shard", 9)], [9])
     assert (list(stamps.lanes), list(stamps.seqs), list(chunk.records)) == ([0, 0, 0], [0, 1, 2], [0, 1, 2])
     assert queue.cut(0, 3)[1].records == [9]
 
