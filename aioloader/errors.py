@@ -148,15 +148,14 @@ class StallError(AioLoaderError):
 
 
 class ResumeError(AioLoaderError, ValueError):
-    """A state does not fit this loader. `differences` lists (what, saved, present) for each mismatch."""
+    """A state does not fit this loader, or states do not fit each other. `differences` lists (what, saved, present) for each mismatch."""
 
-    def __init__(self, differences: Sequence[tuple[str, object, object]], *, do: str) -> None:
+    def __init__(self, differences: Sequence[tuple[str, object, object]], *, do: str, where: str | None = None) -> None:
         self.differences = tuple(differences)
         self.do = do
-        lines = "".join(
-            f"\n  {what}: expected {present!r} (this loader), got {saved!r} (the state)" for what, saved, present in differences
-        )
-        super().__init__(f"load_state_dict: the state does not belong to this loader:{lines}\n{do}.")
+        here, there = (" (this loader)", " (the state)") if where is None else ("", "")
+        lines = "".join(f"\n  {what}: expected {present!r}{here}, got {saved!r}{there}" for what, saved, present in differences)
+        super().__init__(f"{where or 'load_state_dict: the state does not belong to this loader'}:{lines}\n{do}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)

@@ -18,7 +18,8 @@ from aioloader.order.mesh import Mesh
 from aioloader.planning import make_plan
 from aioloader.pools.recovery import RestartBudget
 from aioloader.protocols import Batching, Json
-from aioloader.state import check_state, fresh_state
+from aioloader.state.elastic import is_whole, split
+from aioloader.state.schema import check_schema, check_state, fresh_state
 
 if TYPE_CHECKING:
     from aioloader.bridge.batch import Batch
@@ -199,7 +200,8 @@ class Loader:
         """Load a state; it applies to the next loop.
 
         Args:
-            state: What `state_dict` returned, maybe through JSON.
+            state: What `state_dict` returned, maybe through JSON; or what `aioloader.state.merge` made of those of all ranks, which
+                every rank of a run of any size takes that divides the number of lanes.
             accept: Names of entries of the fingerprint that may differ, e.g. ("preprocess",).
 
         Raises:
@@ -207,6 +209,9 @@ class Loader:
             ConfigError: An iterator is live and would not notice.
         """
         self._refuse_live("load_state_dict")
+        check_schema(state)
+        if is_whole(state) and state["num_lanes"] == self.num_lanes:
+            state = split(state, self._plan.lanes.dp_size)[self._plan.lanes.dp_rank]
         check_state(state, self._fresh(epoch=0), accept=accept)
         self._state = self._delivered = {**state, "fingerprint": self._plan.fingerprint}
         self._resumed = True

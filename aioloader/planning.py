@@ -19,7 +19,7 @@ from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Batching, Json
 from aioloader.runtime.moving import dumps, pack_argument
 from aioloader.sources import resolve_source
-from aioloader.state import function_fingerprint, object_fingerprint
+from aioloader.state.fingerprint import function_fingerprint, object_fingerprint
 
 __all__ = ["make_plan"]
 

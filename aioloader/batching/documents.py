@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,10 @@ class Document:
         return {name: values[start:stop] for name, values in self.fields.items()}
 
 
-def as_document(item: Item, field: str) -> Document:
-    """Return the item as a document whose tokens are in `input_ids`, whatever `field` they came in.
+def as_document(item: Item, field: str, separator: Sequence[int] = ()) -> Document:
+    """Return the item as a document whose tokens are in `input_ids`, whatever `field` they came in, ended by the `separator`.
+
+    An empty document stays empty.
 
     Raises:
         BatchError: The sample is no mapping, lacks `field`, or has a field that is not 1-D or of another length.
@@ -48,7 +50,24 @@ def as_document(item: Item, field: str) -> Document:
         raise _error(item, f"expected 1-D per-token fields of one length, got {found}; align or remove the others in preprocess")
     if field != "input_ids":
         sample = {"input_ids": sample[field], **{name: values for name, values in sample.items() if name not in (field, "input_ids")}}
+    if separator and length:
+        sample, length = _end_with(separator, sample), length + len(separator)
     return Document(item, sample, length)
+
+
+def _end_with(separator: Sequence[int], sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with the separator's tokens behind the others, and per token what belongs to them in the other fields.
+
+    A label that is the last token itself says that tokens are targets, so the separator's are its own; any other value is
+    repeated: a mask, or a label that is ignored.
+    """
+    last_token = sample["input_ids"][-1]
+    ended = {}
+    for name, values in sample.items():
+        is_tokens = name == "input_ids" or (name == "labels" and values[-1] == last_token)
+        end = list(separator) if is_tokens else [values[-1]] * len(separator)
+        ended[name] = [*values, *end] if isinstance(values, list) else np.concatenate([values, end])
+    return ended
 
 
 def _length(values: Any) -> int | None:

@@ -1,8 +1,18 @@
 """Collation: the samples of one micro-batch become NumPy arrays. No torch; tensors appear at the bridge, without a copy."""
 
 from aioloader.collate.counts import TokenCounts, count_tokens
+from aioloader.collate.masks import block_diagonal_causal_mask, flex_mask_mod, varlen_arguments
 from aioloader.collate.pretrain import PretrainCollator
 from aioloader.collate.sft import SftCollator
 from aioloader.collate.stack import StackCollator
 
-__all__ = ["PretrainCollator", "SftCollator", "StackCollator", "TokenCounts", "count_tokens"]
+__all__ = [
+    "PretrainCollator",
+    "SftCollator",
+    "StackCollator",
+    "TokenCounts",
+    "block_diagonal_causal_mask",
+    "count_tokens",
+    "flex_mask_mod",
+    "varlen_arguments",
+]

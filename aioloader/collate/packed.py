@@ -1,8 +1,8 @@
-"""Packed rows laid flat: the segments of a micro-batch and the arrays that follow from their lengths alone."""
+"""Packed rows laid flat: the segments of a micro-batch, and the arrays that any collator makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioloader.collate.fields import read_tokens
+from aioloader.collate.labels import shift_left
 from aioloader.errors import BatchError
 from aioloader.protocols import PackedRow
 
-__all__ = ["Layout", "Segment", "lay_out"]
+__all__ = ["Layout", "Segment", "lay_out", "packed_arrays"]
 
 
 class Segment(NamedTuple):
@@ -80,6 +81,45 @@ def lay_out(rows: Sequence[Any], where: str) -> Layout:
             lengths.append(room)
     borders = np.cumsum([0, *lengths], dtype=np.int32)
     return Layout(segments, np.array(ids, dtype=np.int32), borders, (len(rows), seq_len))
+
+
+def packed_arrays(
+    rows: Sequence[Any],
+    where: str,
+    labels_of: Callable[[Segment], NDArray[np.int64]],
+    *,
+    pad_token_id: int,
+    ignore_index: int,
+    shift_labels: bool,
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of packed rows that `PretrainCollator` lists; `rows[0]` is known to be a packed row.
+
+    `labels_of` gives a piece's unshifted labels; those of first tokens are then ignored.
+
+    Raises:
+        BatchError: See `lay_out`, and what `labels_of` raises.
+
+    Source: the varlen convention of `cu_seqlens` and `max_seqlen` is FlashAttention's (Dao, 2023).
+    """
+    layout = lay_out(rows, where)
+    tokens: list[NDArray[np.int64]] = []
+    targets: list[NDArray[np.int64]] = []
+    for segment, length in zip(layout.segments, layout.lengths.tolist(), strict=True):
+        tokens.append(np.full(length, pad_token_id, dtype=np.int64) if segment is None else segment.tokens)
+        targets.append(np.full(length, ignore_index, dtype=np.int64) if segment is None else labels_of(segment))
+    labels = np.concatenate(targets)
+    labels[layout.borders[:-1]] = ignore_index
+    if shift_labels:
+        # One shift of the flat tokens is enough: each row starts with a piece, whose first label is ignored.
+        labels = shift_left(labels, ignore_index)
+    return {
+        "input_ids": np.concatenate(tokens).reshape(layout.shape),
+        "labels": labels.reshape(layout.shape),
+        "position_ids": layout.token_positions(),
+        "document_ids": layout.token_document_ids(),
+        "cu_seqlens": layout.borders,
+        "max_seqlen": np.array(layout.lengths.max(), dtype=np.int32),
+    }
 
 
 def _read_row(row: Any, seq_len: int, where: str) -> list[Segment]:

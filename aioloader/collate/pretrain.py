@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioloader.collate.fields import read_optional, read_tokens, require_samples
-from aioloader.collate.labels import IGNORE_INDEX, mask_labels, shift_left
+from aioloader.collate.labels import IGNORE_INDEX, mask_labels
 from aioloader.collate.options import require_bool, require_int
-from aioloader.collate.packed import Layout, lay_out
+from aioloader.collate.packed import packed_arrays
 from aioloader.collate.padded import padded_arrays
 from aioloader.protocols import Json, PackedRow
 
@@ -31,6 +31,7 @@ class PretrainCollator:
         `cu_seqlens` int32[num_segments + 1], the borders of all pieces over the flattened rows * seq_len tokens, strictly
             increasing from 0 to rows * seq_len; the padding at a row's end is a segment of its own;
         `max_seqlen` int32[], the longest segment.
+    `block_diagonal_causal_mask`, `flex_mask_mod` and `varlen_arguments` make of these what attention needs.
     Plain samples (mappings with 1-D `input_ids`, or bare 1-D arrays) are padded on the right to the longest and give
         `input_ids`, `labels` and `attention_mask`, int64[num_samples, max_length].
 
@@ -44,8 +45,6 @@ class PretrainCollator:
 
     Raises:
         ConfigError: An option is of the wrong type.
-
-    Source: the varlen convention of `cu_seqlens` and `max_seqlen` is FlashAttention's (Dao, 2023).
     """
 
     pad_token_id: int = 0
@@ -72,33 +71,14 @@ class PretrainCollator:
         return {"kind": "PretrainCollator", **asdict(self)}
 
     def _collate_packed(self, rows: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        layout = lay_out(rows, "PretrainCollator")
-        input_ids, labels = self._flat_tokens(layout)
-        labels[layout.borders[:-1]] = self.ignore_index
-        if self.shift_labels:
-            # One shift of the flat tokens is enough: each row starts with a piece, whose first label is ignored.
-            labels = shift_left(labels, self.ignore_index)
-        return {
-            "input_ids": input_ids.reshape(layout.shape),
-            "labels": labels.reshape(layout.shape),
-            "position_ids": layout.token_positions(),
-            "document_ids": layout.token_document_ids(),
-            "cu_seqlens": layout.borders,
-            "max_seqlen": np.array(layout.lengths.max(), dtype=np.int32),
-        }
-
-    def _flat_tokens(self, layout: Layout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return int64[rows * seq_len] twice: tokens, and labels before the border rule."""
-        tokens: list[NDArray[np.int64]] = []
-        labels: list[NDArray[np.int64]] = []
-        for segment, length in zip(layout.segments, layout.lengths.tolist(), strict=True):
-            if segment is None:
-                tokens.append(np.full(length, self.pad_token_id, dtype=np.int64))
-                labels.append(np.full(length, self.ignore_index, dtype=np.int64))
-            else:
-                tokens.append(segment.tokens)
-                labels.append(self._labels(segment.fields, segment.tokens, segment.where))
-        return np.concatenate(tokens), np.concatenate(labels)
+        return packed_arrays(
+            rows,
+            "PretrainCollator",
+            lambda segment: self._labels(segment.fields, segment.tokens, segment.where),
+            pad_token_id=self.pad_token_id,
+            ignore_index=self.ignore_index,
+            shift_labels=self.shift_labels,
+        )
 
     def _collate_plain(self, samples: Sequence[Any]) -> dict[str, NDArray[Any]]:
         places = [f"PretrainCollator: sample {index}" for index in range(len(samples))]

@@ -1,4 +1,4 @@
-"""The collator for supervised fine-tuning: padded samples whose prompts are not trained."""
+"""The collator for supervised fine-tuning: padded samples or packed rows whose prompts are not trained."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from aioloader.collate.fields import read_optional, read_tokens, require_samples
 from aioloader.collate.labels import IGNORE_INDEX, mask_labels
 from aioloader.collate.options import require_bool, require_int
+from aioloader.collate.packed import packed_arrays
 from aioloader.collate.padded import padded_arrays
 from aioloader.errors import BatchError, ConfigError
-from aioloader.protocols import Json
+from aioloader.protocols import Json, PackedRow
 
 __all__ = ["SftCollator"]
 
@@ -25,19 +26,20 @@ _TARGET_FIELDS: Final = ("labels", "loss_mask", "prompt_length")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftCollator:
-    """Pads samples on the right and labels only the tokens that shall be learned.
+    """Pads samples on the right, or takes packed rows, and labels only the tokens that shall be learned.
 
     A sample is a mapping with 1-D `input_ids` and at least one of `labels` (per token, unshifted), `loss_mask` (per token, zero =
     not trained; multi-turn dialogues use it) and `prompt_length` (the tokens before it are not trained). Where several are
     given, a token is trained only if all of them say so. A sample's first token and all padding are labelled `ignore_index`.
 
-    Returns `input_ids`, `labels` and `attention_mask`, int64[num_samples, width]; the width is the longest sample, rounded up to
-    a multiple of `pad_to_multiple_of`.
+    Plain samples give `input_ids`, `labels` and `attention_mask`, int64[num_samples, width]; the width is the longest sample,
+    rounded up to a multiple of `pad_to_multiple_of`. Packed rows give the arrays that `PretrainCollator` lists; their pieces say
+    what is trained with `labels` or `loss_mask`, which are cut like their tokens, and lengths are the business of `Pack`.
 
     Attributes:
         pad_token_id: Fills `input_ids` where there is no token.
         ignore_index: The label of what is not a target.
-        max_length: Most tokens per sample; None for no limit. A multiple of `pad_to_multiple_of`.
+        max_length: Most tokens per plain sample; None for no limit. A multiple of `pad_to_multiple_of`.
         pad_to_multiple_of: The width is a multiple of this.
         overflow: For samples longer than `max_length`: `"error"` raises, `"truncate"` keeps the first `max_length` tokens.
         shift_labels: True if `labels[t]` shall be the target of input t; by default the model shifts.
@@ -73,9 +75,27 @@ class SftCollator:
         """Return the arrays of one micro-batch.
 
         Raises:
-            BatchError: A sample is malformed, says nothing about its targets, or is too long and `overflow="error"`.
+            BatchError: A sample is malformed, says nothing about its targets, or is too long and `overflow="error"`; or packed rows and
+                plain samples are mixed.
         """
         require_samples(samples, "SftCollator")
+        return self._collate_packed(samples) if isinstance(samples[0], PackedRow) else self._collate_plain(samples)
+
+    def fingerprint(self) -> dict[str, Json]:
+        """Return the options that decide the arrays."""
+        return {"kind": "SftCollator", **asdict(self)}
+
+    def _collate_packed(self, rows: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        return packed_arrays(
+            rows,
+            "SftCollator",
+            lambda segment: self._labels(segment.fields, segment.tokens, segment.where),
+            pad_token_id=self.pad_token_id,
+            ignore_index=self.ignore_index,
+            shift_labels=self.shift_labels,
+        )
+
+    def _collate_plain(self, samples: Sequence[Any]) -> dict[str, NDArray[Any]]:
         rows = [self._read(sample, f"SftCollator: sample {index}") for index, sample in enumerate(samples)]
         longest = max(len(tokens) for tokens, _ in rows)
         return padded_arrays(
@@ -86,10 +106,6 @@ class SftCollator:
             ignore_index=self.ignore_index,
             shift_labels=self.shift_labels,
         )
-
-    def fingerprint(self) -> dict[str, Json]:
-        """Return the options that decide the arrays."""
-        return {"kind": "SftCollator", **asdict(self)}
 
     def _read(self, sample: Any, where: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the sample's tokens and unshifted labels, int64[num_tokens] each, within `max_length`."""

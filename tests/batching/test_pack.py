@@ -88,6 +88,7 @@ def test_out_plus_reported_is_in(lengths: list[int], seq_len: int, rows: int, ov
     kept = [tokens if len(tokens) <= seq_len else tokens[:longest_kept] for tokens in documents]
     assert tokens_of(groups) == list(itertools.chain(*kept))
     assert len(tokens_of(groups)) + counters["truncated_tokens"] + counters["dropped_tokens"] == sum(lengths)
+    assert counters["packed_tokens"] == len(tokens_of(groups))
     num_long = sum(length > seq_len for length in lengths)
     assert counters["truncated_samples"] == (num_long if overflow == "truncate" else 0)
     assert counters["dropped_samples"] == (num_long if overflow == "drop" else 0)
@@ -130,7 +131,7 @@ def test_starts_and_items_tell_where_each_piece_comes_from(lengths: list[int], s
 def test_documents_longer_than_a_row(overflow: Any, out: int, reported: dict[str, int]) -> None:
     groups, counters = groups_of(Pack(4, overflow=overflow), make_items([9, 2, 3, 1]))
     assert len(tokens_of(groups)) == out
-    assert {name: count for name, count in counters.items() if count} == reported
+    assert {name: count for name, count in counters.items() if count and not name.startswith(("packed", "cut"))} == reported
 
 
 def test_overflow_error_names_the_document_and_keeps_the_buffer() -> None:
@@ -151,6 +152,57 @@ def test_each_epoch_delivers_every_document_once() -> None:
         groups = [group for item in items for group in batcher.push(item)] + list(batcher.finish())
         assert tokens_of(groups) == list(range(65))
         assert batcher.state()["spans"] == []
+
+
+def test_rows_their_tokens_and_documents_are_counted() -> None:
+    groups, counters = groups_of(Pack(6, rows=2), make_items([4, 7, 2, 3]))
+    # Rows aaaabb | bbbbbc | cddd: the second and the third document are cut.
+    assert {name: counters[name] for name in ("packed_rows", "packed_tokens", "packed_pieces", "cut_documents")} == {
+        "packed_rows": len(rows_of(groups)),
+        "packed_tokens": 16,
+        "packed_pieces": 6,
+        "cut_documents": 2,
+    }
+
+
+def test_a_document_that_spans_three_rows_is_cut_once() -> None:
+    assert groups_of(Pack(4), make_items([11]))[1]["cut_documents"] == 1
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+def test_a_separator_ends_every_document(make: Any) -> None:
+    groups, _ = groups_of(Pack(8, separator=99), [one({"input_ids": make(tokens)}) for tokens in ([1, 2], [], [3], [4, 5])])
+    assert [[list(piece["input_ids"]) for piece in row.pieces] for row in rows_of(groups)] == [[[1, 2, 99], [3, 99], [4, 5, 99]]]
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+@pytest.mark.parametrize(
+    ("fields", "ended"),
+    [
+        ({"labels": [1, 2, 3]}, {"labels": [1, 2, 3, 98, 99]}),
+        ({"labels": [-100, 2, -100]}, {"labels": [-100, 2, -100, -100, -100]}),
+        ({"loss_mask": [0, 1, 1]}, {"loss_mask": [0, 1, 1, 1, 1]}),
+        ({"loss_mask": [1, 1, 0]}, {"loss_mask": [1, 1, 0, 0, 0]}),
+    ],
+)
+def test_a_separator_is_a_target_if_the_documents_last_token_is(make: Any, fields: dict[str, Any], ended: dict[str, Any]) -> None:
+    sample = {name: make(values) for name, values in {"input_ids": [1, 2, 3], **fields}.items()}
+    groups, _ = groups_of(Pack(8, separator=(98, 99)), [one(sample)])
+    (piece,) = rows_of(groups)[0].pieces
+    assert {name: list(values) for name, values in piece.items()} == {"input_ids": [1, 2, 3, 98, 99], **ended}
+
+
+def test_a_separator_that_the_tokens_dtype_cannot_hold_is_kept_whole() -> None:
+    groups, _ = groups_of(Pack(4, separator=100_000), [one({"input_ids": np.array([1, 2], dtype=np.uint16)})])
+    assert rows_of(groups)[0].pieces[0]["input_ids"].tolist() == [1, 2, 100_000]
+
+
+def test_a_separator_counts_as_a_token_and_the_sample_is_not_written_to() -> None:
+    sample = {"input_ids": [1, 2, 3, 4]}
+    groups, counters = groups_of(Pack(4, separator=99, overflow="truncate"), [one(sample)])
+    assert tokens_of(groups) == [1, 2, 3, 4]
+    assert (counters["truncated_samples"], counters["truncated_tokens"]) == (1, 1)
+    assert sample == {"input_ids": [1, 2, 3, 4]}
 
 
 def test_all_fields_are_cut_alike() -> None:
@@ -200,10 +252,14 @@ def test_a_document_that_became_shorter_is_refused_on_restore() -> None:
     [
         ({"seq_len": 0}, r"Pack\(seq_len=...\): expected an int >= 1, got 0"),
         ({"rows": True}, r"Pack\(rows=...\): expected an int >= 1, got True"),
-        ({"strategy": "first_fit"}, r"expected 'greedy', got 'first_fit'; this is not yet in this version; use strategy='greedy'"),
-        ({"strategy": "best_fit"}, r"not yet in this version; use strategy='greedy'"),
-        ({"open_bins": 4}, r"Pack\(open_bins=...\): expected None, got 4; this is not yet in this version"),
-        ({"strategy": "next_fit"}, r"Pack\(strategy=...\): expected one of 'greedy', got 'next_fit'"),
+        ({"strategy": "next_fit"}, r"Pack\(strategy=...\): expected one of 'greedy', 'first_fit', 'best_fit', got 'next_fit'"),
+        ({"open_bins": 4}, r"Pack\(open_bins=...\): expected None with strategy='greedy', got 4; leave it out"),
+        ({"max_age": 4}, r"Pack\(max_age=...\): expected None with strategy='greedy', got 4; leave it out"),
+        ({"strategy": "best_fit", "open_bins": 0}, r"Pack\(open_bins=...\): expected an int >= 1, got 0"),
+        ({"strategy": "best_fit", "max_age": 0.5}, r"Pack\(max_age=...\): expected an int >= 1, got 0.5"),
+        ({"separator": "</s>"}, r"Pack\(separator=...\): expected a token id, a tuple of them, or None, got '</s>'; give the id"),
+        ({"separator": (1, True)}, r"Pack\(separator=...\): expected a token id, a tuple of them, or None, got \(1, True\)"),
+        ({"separator": ()}, r"Pack\(separator=...\): expected a token id, a tuple of them, or None, got \(\)"),
         ({"overflow": "wrap"}, r"expected one of 'split', 'truncate', 'drop', 'error', got 'wrap'"),
         ({"field": ""}, r"Pack\(field=...\): expected a field name, got ''"),
     ],

@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aioloader.batching import Pack
 from aioloader.collate import SftCollator, count_tokens
 from aioloader.errors import BatchError, ConfigError
-from aioloader.protocols import PackedRow
+from aioloader.protocols import Item, PackedRow
 
 IGN = -100
+
+
+def row(*documents: dict[str, Any], seq_len: int) -> PackedRow:
+    return PackedRow(documents, [0] * len(documents), sum(len(document["input_ids"]) for document in documents), seq_len)
 
 
 def collated(samples: Sequence[Any], **options: Any) -> dict[str, Any]:
@@ -42,6 +47,37 @@ def test_dtypes_and_shapes() -> None:
         "labels": ("int64", (2, 3)),
         "attention_mask": ("int64", (2, 3)),
     }
+
+
+def test_packed_rows_keep_what_each_document_says_is_trained() -> None:
+    first = {"input_ids": [1, 2, 3, 4], "loss_mask": [1, 0, 1, 1]}
+    second = {"input_ids": np.array([5, 6, 7]), "labels": [5, IGN, 7]}
+    batch = collated([row(first, second, seq_len=8), row(first, seq_len=8)], pad_token_id=9)
+    assert batch == {
+        "input_ids": [[1, 2, 3, 4, 5, 6, 7, 9], [1, 2, 3, 4, 9, 9, 9, 9]],
+        "labels": [[IGN, IGN, 3, 4, IGN, IGN, 7, IGN], [IGN, IGN, 3, 4, IGN, IGN, IGN, IGN]],
+        "position_ids": [[0, 1, 2, 3, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0, 0, 0]],
+        "document_ids": [[0, 0, 0, 0, 1, 1, 1, -1], [0, 0, 0, 0, -1, -1, -1, -1]],
+        "cu_seqlens": [0, 4, 7, 8, 12, 16],
+        "max_seqlen": 4,
+    }
+
+
+def test_packed_rows_with_shifted_labels() -> None:
+    documents = ({"input_ids": [1, 2, 3], "loss_mask": [1, 1, 1]}, {"input_ids": [4, 5], "loss_mask": [1, 1]})
+    assert collated([row(*documents, seq_len=5)], shift_labels=True)["labels"] == [[2, 3, IGN, 5, IGN]]
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "first_fit", "best_fit"])
+def test_packing_cuts_what_is_trained_like_the_tokens(strategy: Any) -> None:
+    rng = np.random.default_rng(2)
+    samples = [{"input_ids": (tokens := rng.integers(1, 90, length)), "loss_mask": tokens % 2} for length in (5, 19, 3, 8, 1, 12)]
+    batcher = Pack(8, rows=2, strategy=strategy).start()
+    groups = [group for seq, sample in enumerate(samples) for group in batcher.push(Item(sample, seq, 0, ("s", seq)))]
+    for group in [*groups, *batcher.finish()]:
+        batch = SftCollator(pad_token_id=0)(list(group.samples))
+        is_target = (batch["input_ids"] % 2 == 1) & (batch["position_ids"] > 0)
+        assert (batch["labels"] == np.where(is_target, batch["input_ids"], IGN)).all()
 
 
 def test_several_turns() -> None:
@@ -116,7 +152,9 @@ def test_counts_are_those_of_the_samples(masks: list[list[bool]], multiple: int,
         ([{"input_ids": [1, 2], "prompt_length": 3}], r"sample 0\['prompt_length'\]: expected an int from 0 to its 2 tokens, got 3"),
         ([{"input_ids": [1, 2], "prompt_length": -1}], r"expected an int from 0 to its 2 tokens, got -1"),
         ([{"input_ids": [1, 2], "prompt_length": 1.0}], r"expected an int from 0 to its 2 tokens, got 1.0"),
-        ([PackedRow([{"input_ids": [1]}], [0], 1, 4)], r"sample 0: expected a plain sample, got a PackedRow"),
+        ([{"input_ids": [1], "loss_mask": [1]}, row(seq_len=4)], r"sample 1: expected a plain sample, got a PackedRow"),
+        ([row(seq_len=4), {"input_ids": [1], "loss_mask": [1]}], r"sample 1: expected a PackedRow like sample 0, got dict"),
+        ([row({"input_ids": [1]}, seq_len=4)], r"sample 0, piece 0: expected 'input_ids' and one of labels, .*, got \['input_ids'\]; say"),
     ],
 )
 def test_malformed_samples_are_refused_by_name(samples: list[Any], message: str) -> None:

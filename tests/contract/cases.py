@@ -21,7 +21,7 @@ import numpy as np
 
 from aioloader.errors import AioLoaderError
 from aioloader.pools.rng import record_rng
-from aioloader.state import function_fingerprint
+from aioloader.state.fingerprint import function_fingerprint
 
 BAD = 15
 """The record at which `bad_at_15` fails."""

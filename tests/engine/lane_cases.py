@@ -23,7 +23,7 @@ from aioloader.pools.chunk import Chunk, Outcome
 from aioloader.pools.recovery import RecoveryOptions
 from aioloader.protocols import Group, Json, PackedRow, RecordId, Span
 from aioloader.runtime.budget import Slots
-from aioloader.state import fresh_state
+from aioloader.state.schema import fresh_state
 
 Ref = tuple[int, int]
 

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from aioloader.errors import ConfigError, ResumeError
 from aioloader.order.lanes import LaneMap
-from aioloader.state import STATE_VERSION, check_state, fresh_state, function_fingerprint, object_fingerprint, require_json
+from aioloader.state.fingerprint import function_fingerprint, object_fingerprint, require_json
+from aioloader.state.schema import STATE_VERSION, check_state, fresh_state
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -176,7 +177,7 @@ def test_an_object_in_a_partial_is_the_same_wherever_it_lies() -> None:
 
 @pytest.mark.parametrize("hash_seed", ["0", "77"])
 def test_fingerprints_are_the_same_in_another_process(hash_seed: str) -> None:
-    program = "import json; from tests.test_state import KINDS, function_fingerprint as f; print(json.dumps([f(one) for one in KINDS]))"
+    program = "import json; from tests.state.test_schema import KINDS, function_fingerprint as f; print(json.dumps([f(one) for one in KINDS]))"
     environ = os.environ | {"PYTHONHASHSEED": hash_seed}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=15, env=environ, cwd=ROOT)
     assert json.loads(done.stdout) == [function_fingerprint(function) for function in KINDS]

@@ -1,0 +1,184 @@
+"""Elastic: what a lane delivers does not depend on how many ranks serve the lanes, and a run goes on with any number of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aioloader import Bucket, ConfigError, FixedBatch, Loader, Mesh, Pack, PretrainCollator, ResumeError, SftCollator, Shuffle, TokenBudget
+from aioloader.state import describe, diff, merge, split
+from tests.contract.cases import PROCESSES, THREADS, documents, some_or_many
+
+NUM_LANES = 12
+NUM_RECORDS = 700
+Entry = tuple[int, int, tuple[Any, ...], str]
+
+
+class Lines:
+    """A stream that nobody can deal out: every rank reads it and leaves out what belongs to others."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(documents(NUM_RECORDS))
+
+
+SOURCES: dict[str, Any] = {"indexed": documents(NUM_RECORDS), "stream": Lines()}
+BATCHINGS: dict[str, dict[str, Any]] = {
+    "fixed": {"batch": FixedBatch(2), "collate": PretrainCollator()},
+    "packed": {"batch": Pack(16, rows=1), "collate": PretrainCollator()},
+    "best-fit": {"batch": Pack(16, rows=2, strategy="best_fit", open_bins=4), "collate": PretrainCollator()},
+    "bucket": {"batch": Bucket((4, 8, 16), batch_size=2), "collate": SftCollator(pad_token_id=0)},
+    "budget": {"batch": TokenBudget(24), "collate": SftCollator(pad_token_id=0)},
+}
+
+
+def with_labels(record: dict[str, Any]) -> Any:
+    """The same as `some_or_many`, for collators that want labels."""
+    made = some_or_many(record)
+    samples = made if isinstance(made, list) else [made]
+    return made and [{**sample, "labels": sample["input_ids"]} for sample in samples]
+
+
+def make(source: str, batching: str, dp_rank: int, dp_size: int, **options: Any) -> Loader:
+    mesh = Mesh(dp_rank=dp_rank, dp_size=dp_size)
+    defaults = {"workers": 0, "lanes": NUM_LANES, "shuffle": Shuffle(window=32, seed=7), "preprocess": with_labels}
+    return Loader(SOURCES[source], mesh=mesh, **{**defaults, **BATCHINGS[batching], **options})
+
+
+def entry_of(batch: Any) -> Entry:
+    digest = hashlib.blake2b(b"".join(batch[name].numpy().tobytes() for name in sorted(batch)), digest_size=8).hexdigest()
+    return (batch.step, batch.lane, tuple((sample.record, sample.sub) for sample in batch.samples), digest)
+
+
+def run(
+    source: str, batching: str, dp_size: int, state: Any = None, num_steps: int | None = None, **options: Any
+) -> tuple[list[Entry], Any]:
+    """Play the ranks one after another; return the log in (step, lane) order, and the merged state after `num_steps`."""
+    log: list[Entry] = []
+    states = []
+    for rank in range(dp_size):
+        with make(source, batching, rank, dp_size, **options) as loader:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            batches = iter(loader)
+            log += map(entry_of, itertools.islice(batches, None if num_steps is None else num_steps * NUM_LANES // dp_size))
+            states.append(batches.state())
+    random.Random(0).shuffle(states)
+    return sorted(log), merge(states) if num_steps is not None else None
+
+
+def common(log: list[Entry]) -> list[Entry]:
+    """Return the steps that all lanes have: how ranks agree on the last one needs a process group, and is tested with one."""
+    last = min(max((step for step, lane, _, _ in log if lane == number), default=-1) for number in range(NUM_LANES))
+    return [entry for entry in log if entry[0] <= last]
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[tuple[str, str], list[Entry]]:
+    return {(source, batching): common(run(source, batching, 1)[0]) for source in SOURCES for batching in BATCHINGS}
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_global_batches_are_the_same_for_every_number_of_ranks(source: str, batching: str, whole: Any) -> None:
+    expected = whole[source, batching]
+    assert len(expected) > 3 * NUM_LANES
+    for dp_size in (2, 3, 4, 6, 12):
+        log, _ = run(source, batching, dp_size)
+        assert common(log) == expected
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_chain_of_resumes_on_other_numbers_of_ranks(source: str, batching: str, whole: Any) -> None:
+    chosen = random.Random(source + batching)
+    log: list[Entry] = []
+    state = None
+    for dp_size in (12, 4, 6, 1, 3):
+        part, state = run(source, batching, dp_size, state, chosen.randint(0, 2))
+        log += part
+    rest, _ = run(source, batching, 2, state)
+    assert common(log + rest) == whole[source, batching]
+
+
+@pytest.mark.parametrize("options", [PROCESSES, THREADS, {**PROCESSES, "workers": 5, "buffer_size": 7}], ids=["sidecar", "threads", "five"])
+def test_workers_and_hosts_do_not_matter(options: dict[str, Any], whole: Any) -> None:
+    first, state = run("stream", "best-fit", 3, None, 2, **options)
+    rest, _ = run("stream", "best-fit", 2, state, **options)
+    assert common(first + rest) == whole["stream", "best-fit"]
+
+
+def test_a_step_that_was_begun_is_finished_by_other_ranks(whole: Any) -> None:
+    states, log = [], []
+    for rank in range(4):  # three lanes each, of which one has its part of step 1
+        with make("indexed", "fixed", rank, 4) as loader:
+            batches = iter(loader)
+            log += list(map(entry_of, itertools.islice(batches, 4)))
+            states.append(batches.state())
+    rest, _ = run("indexed", "fixed", 6, merge(states))
+    assert common(sorted(log + rest)) == whole["indexed", "fixed"]
+
+
+def saved(num_batches: int = 3, dp_size: int = 3, **options: Any) -> list[Any]:
+    states = []
+    for rank in range(dp_size):
+        with make("indexed", "fixed", rank, dp_size, **options) as loader:
+            batches = iter(loader)
+            for _ in itertools.islice(batches, num_batches):
+                pass
+            states.append(batches.state())
+    return states
+
+
+def test_what_does_not_belong_together_is_not_merged() -> None:
+    states = saved()
+    with pytest.raises(ResumeError, match=r"state of rank 1: .*missing"):
+        merge([states[0], states[2]])
+    with pytest.raises(ResumeError, match=r"state of rank 2: .*2 of them"):
+        merge([*states, states[2]])
+    with pytest.raises(ResumeError, match=r"fingerprint.seed.*as on rank 0"):
+        merge([states[0], saved(seed=9)[1], states[2]])
+    with pytest.raises(ResumeError, match="num_lanes"):
+        merge([states[0], saved(lanes=6)[1], states[2]])
+    with pytest.raises(ResumeError, match="micro-batches delivered"):
+        merge([*states[:2], saved(num_batches=9)[2]])
+    with pytest.raises(ResumeError, match=r"states: .*none"):
+        merge([])
+
+
+def test_a_merged_state_says_what_it_does_not_fit() -> None:
+    state = merge(saved())
+    with pytest.raises(ConfigError, match=r"dp_size.*divisor of the 12 lanes.*1, 2, 3, 4, 6, 12.*got 5"):
+        split(state, 5)
+    with pytest.raises(ResumeError, match="merged state"):
+        split(saved()[0], 2)
+    with make("indexed", "fixed", 0, 5, lanes=10) as loader, pytest.raises(ResumeError, match="num_lanes"):
+        loader.load_state_dict(state)
+    with make("indexed", "fixed", 0, 1) as loader, pytest.raises(ResumeError, match=r"aioloader.state.merge"):
+        loader.load_state_dict(saved()[0])
+    with make("indexed", "fixed", 0, 1, shuffle=Shuffle(window=64)) as loader, pytest.raises(ResumeError, match=r"shuffle.window"):
+        loader.load_state_dict(state)
+
+
+def test_split_undoes_merge() -> None:
+    states = saved()
+    merged = merge(states)
+    assert merge([merged]) == merged
+    again = split(merged, 3)
+    assert [state["lanes"] for state in again] == [state["lanes"] for state in states]
+    assert merge(again) == merged
+
+
+def test_describe_and_diff() -> None:
+    early, late = merge(saved(4)), merge(saved(8))
+    text = describe(late)
+    assert "all 3 ranks, lanes 0, 1, 2" in text
+    assert "after step 2; epochs 0" in text
+    assert "delivered samples: 48" in text
+    assert ("lanes.0.step", 1, 2) in diff(early, late)
+    assert diff(early, early) == []
