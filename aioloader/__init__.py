@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from aioloader.faults import Quarantine, Retry
     from aioloader.loader import Loader
     from aioloader.order.mesh import Mesh
+    from aioloader.order.mixture import Mixture
+    from aioloader.order.schedule import Ramp, Steps
     from aioloader.order.shuffle import Shuffle
     from aioloader.pools.rng import record_rng
     from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, SequenceSource, TextFiles
@@ -49,10 +51,12 @@ _HOME = {
     "JsonLines": "sources",
     "Loader": "loader",
     "Mesh": "order.mesh",
+    "Mixture": "order.mixture",
     "Pack": "batching",
     "PreprocessError": "errors",
     "PretrainCollator": "collate",
     "Quarantine": "faults",
+    "Ramp": "order.schedule",
     "ResumeError": "errors",
     "Retry": "faults",
     "SampleInfo": "bridge.batch",
@@ -63,6 +67,7 @@ _HOME = {
     "StackCollator": "collate",
     "StallError": "errors",
     "StepReport": "training",
+    "Steps": "order.schedule",
     "SynchronizationError": "errors",
     "TextFiles": "sources",
     "TokenBudget": "batching",
@@ -88,10 +93,12 @@ __all__ = [
     "JsonLines",
     "Loader",
     "Mesh",
+    "Mixture",
     "Pack",
     "PreprocessError",
     "PretrainCollator",
     "Quarantine",
+    "Ramp",
     "ResumeError",
     "Retry",
     "SampleInfo",
@@ -102,6 +109,7 @@ __all__ = [
     "StackCollator",
     "StallError",
     "StepReport",
+    "Steps",
     "SynchronizationError",
     "TextFiles",
     "TokenBudget",

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from aioloader import options
 from aioloader.engine.assembler import fresh_rank_state
 from aioloader.engine.plan import Run
+from aioloader.engine.replay import replay
 from aioloader.errors import ClosedError, ConfigError
 from aioloader.order.mesh import Mesh
+from aioloader.order.mixed import MixedStream
 from aioloader.planning import make_plan
 from aioloader.pools.recovery import RestartBudget
 from aioloader.protocols import Batching, Json
-from aioloader.state.elastic import is_whole, split
+from aioloader.state.elastic import change_source, is_whole, split
 from aioloader.state.schema import check_schema, check_state, fresh_state
 
 if TYPE_CHECKING:
@@ -43,12 +45,13 @@ class Loader:
     state is loaded.
 
     Args:
-        source: What to read: a `Source`, paths, a Hugging Face dataset, a sequence, an iterable, an async iterable, or a function
-            that returns one of the last two.
+        source: What to read: a `Source`, paths, a Hugging Face dataset, a sequence, an iterable, an async iterable, a function that
+            returns one of the last two, or a `Mixture` of any of these.
         preprocess: record -> sample, list of samples (in that order), or None (the record is filtered). Runs in the pool.
             It returns fresh arrays: one that a later call changes would depend on how records travel.
         batched: `preprocess` maps a dict of lists to a dict of lists and is called with batches of one record.
-        batch: How samples become micro-batches: `FixedBatch(n)`, `Pack(seq_len, rows=...)`.
+        batch: How samples become micro-batches: `FixedBatch(n)`, `TokenBudget(max_tokens)`, `Bucket(boundaries, ...)`,
+            `Pack(seq_len, rows=...)`.
         collate: Samples to a dict of arrays. Required: a wrong default would be a silent bug.
         mesh: This rank's coordinates; by default from torchrun's environment.
         shuffle: Hands out the records of each epoch in another order, see `Shuffle`; None: as the source gives them.
@@ -202,7 +205,9 @@ class Loader:
         Args:
             state: What `state_dict` returned, maybe through JSON; or what `aioloader.state.merge` made of those of all ranks, which
                 every rank of a run of any size takes that divides the number of lanes.
-            accept: Names of entries of the fingerprint that may differ, e.g. ("preprocess",).
+            accept: Names of entries of the fingerprint that may differ, e.g. ("preprocess",). With "source", a `Mixture` may have
+                more sources or other weights: shares are counted afresh from the first position that no rank has reached, and the change is
+                recorded in the state; of several ranks a merged state is needed for that.
 
         Raises:
             ResumeError: The state belongs to another configuration; lists each difference.
@@ -210,6 +215,8 @@ class Loader:
         """
         self._refuse_live("load_state_dict")
         check_schema(state)
+        if isinstance(self._plan.source, MixedStream) and any(name.partition(".")[0] == "source" for name in accept):
+            state = change_source(state, self._plan.source.adopt)
         if is_whole(state) and state["num_lanes"] == self.num_lanes:
             state = split(state, self._plan.lanes.dp_size)[self._plan.lanes.dp_rank]
         check_state(state, self._fresh(epoch=0), accept=accept)
@@ -231,6 +238,27 @@ class Loader:
             for name, number in lane["counts"].items():
                 totals[name] = totals.get(name, 0) + number
         return {**self._engine_stats, **self._bridge_stats, "host_restarts": self._host_restarts.total, "records": totals}
+
+    def replay(self, *, step: int, lane: int, state: Json | None = None) -> Batch:
+        """Return one micro-batch of any rank again, past or to come, equal to what was or will be delivered, without running the others.
+
+        Runs here, inline: it reads and preprocesses the records of the lane since `state`, and collates the one micro-batch. Of an indexed
+        source nothing else is read.
+
+        Args:
+            step: The optimizer step, as in `batch.step`.
+            lane: The lane, as in `batch.lane`.
+            state: A state saved before that step, of the rank that served the lane or merged; None: the beginning of the run. Steps after
+                the end of the pass that it stands in need a state of their own pass.
+
+        Raises:
+            ConfigError: There is no such lane, or the pass ended before that step.
+            ResumeError: The state belongs to another configuration, or was saved after that step.
+        """
+        from aioloader.bridge.batch import to_batch
+
+        found, base = replay(self._plan, self._preprocess, step=step, lane=lane, state=state, epochs=self._epochs)
+        return to_batch(found, base)
 
     def as_iterable_dataset(self) -> LoaderDataset:
         """Return a `torch.utils.data.IterableDataset` of this loader's batches, for `DataLoader(dataset, batch_size=None)`."""

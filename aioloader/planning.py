@@ -12,11 +12,13 @@ from aioloader.errors import ConfigError
 from aioloader.faults import FaultPolicy
 from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
+from aioloader.order.mixed import MixedStream
+from aioloader.order.mixture import Mixture
 from aioloader.order.ordered import order_source
 from aioloader.order.shuffle import Shuffle
 from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.runner import Preprocess
-from aioloader.protocols import Batching, Json
+from aioloader.protocols import Batching, Json, Source
 from aioloader.runtime.moving import dumps, pack_argument
 from aioloader.sources import resolve_source
 from aioloader.state.fingerprint import function_fingerprint, object_fingerprint
@@ -77,7 +79,7 @@ def make_plan(
         do="pass one, e.g. collate=PretrainCollator(); there is no default, since a wrong one would be a silent bug",
     )
     plan = Plan(
-        source=order_source(resolve_source(source), _shuffle(shuffle), seed),
+        source=_ordered(source, _shuffle(shuffle), seed),
         preprocess=b"" if pool == "inline" else _packed(prepared),
         batching=batching,
         collate=collator,
@@ -136,6 +138,13 @@ def _check_movable(plan: Plan) -> None:
 def _refuse_what_is_to_come(*, preprocess_batch_size: Any) -> None:
     if preprocess_batch_size != 1:
         raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
+
+
+def _ordered(source: Any, shuffle: Shuffle | None, seed: int) -> Source:
+    """Return the source in the order that its records are delivered in."""
+    if not isinstance(source, Mixture):
+        return order_source(resolve_source(source), shuffle, seed)
+    return MixedStream(source, {name: resolve_source(one) for name, (one, _) in source.sources.items()}, shuffle, seed)
 
 
 def _shuffle(shuffle: Any) -> Shuffle | None:

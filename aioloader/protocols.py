@@ -59,7 +59,7 @@ class Span:
     """Records of a source with their ids; `len(records) == len(ids) >= 1`.
 
     They are those of consecutive positions, `num_positions` of them: one record for each, or, from the reader of a share, those of
-    the share only.
+    the share only, of which there may be none.
     """
 
     records: Sequence[Record]
@@ -136,7 +136,7 @@ class DealtSource(Source, Protocol):
     def open_share(self, epoch: int, cursor: Cursor | None, share: Share) -> Reader | AsyncReader:
         """Return a reader as `open` does, that reads the positions of `share` only. Its cursors are good for any share.
 
-        After its last record, a span covers all positions up to the next one of the share or to the end of the epoch.
+        Spans cover every position of the epoch; one whose positions are all of other shares may have no record.
         """
 
 

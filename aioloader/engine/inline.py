@@ -18,12 +18,12 @@ from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
-from aioloader.engine.reading import open_share
 from aioloader.pools.chunk import Block
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.pools.runner import Preprocess, Runner
 from aioloader.protocols import Cursor, Json, Span
 from aioloader.runtime.budget import Slots
+from aioloader.sources.reading import open_share
 from aioloader.telemetry.stages import Stages
 
 __all__ = ["InlinePass"]
@@ -32,14 +32,18 @@ _MAX_READ = 64
 
 
 class InlinePass:
-    """One pass. Iterating it yields `Ready` micro-batches; afterwards `next_state` starts the next pass."""
+    """One pass. Iterating it yields `Ready` micro-batches; afterwards `next_state` starts the next pass.
 
-    def __init__(self, plan: Plan, run: Run, preprocess: Preprocess, stages: Stages) -> None:
+    Micro-batches of steps before `first_step` are made up to the collator, and passed over.
+    """
+
+    def __init__(self, plan: Plan, run: Run, preprocess: Preprocess, stages: Stages, first_step: int = 0) -> None:
         self.next_state: Json = None
         self.slots = Slots(plan.buffer_size or _MAX_READ)
         self._plan = plan
         self._run = run
         self._stages = stages
+        self._first_step = first_step
         self._runner = Runner(preprocess, SwappedSeeding(preprocess.seed))
         self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial)
         self._progress = Progress(run)
@@ -110,7 +114,7 @@ class InlinePass:
                 break
             if turn is None:
                 break
-            yield self._collate(turn)
+            yield from self._collated(iter([turn]))
         if self._assembler.newly_quarantined:
             log_quarantined(self._assembler.newly_quarantined)
             self._assembler.newly_quarantined = []
@@ -120,7 +124,11 @@ class InlinePass:
 
     def _collated(self, turns: Iterator[Turn]) -> Iterator[Ready]:
         for turn in turns:
-            yield self._collate(turn)
+            if turn.batch.step >= self._first_step:
+                yield self._collate(turn)
+            else:
+                self._progress.num_delivered += 1
+                self.slots.deliver(turn.batch.num_records)
 
     def _collate(self, turn: Turn) -> Ready:
         started = time.perf_counter()

@@ -24,7 +24,6 @@ from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
-from aioloader.engine.reading import Reading
 from aioloader.engine.roles import Pool, Sink
 from aioloader.engine.watchdog import Facts, Watchdog, describe_stall, source_stack
 from aioloader.engine.work import Work
@@ -33,6 +32,7 @@ from aioloader.pools.chunk import Block, Chunk
 from aioloader.protocols import Cursor, Json
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.threads import CallThread
+from aioloader.sources.reading import Reading
 from aioloader.telemetry.stages import Stages
 from aioloader.telemetry.waits import WaitCauses
 

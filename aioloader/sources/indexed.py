@@ -15,7 +15,7 @@ from aioloader.sequences import RowIds
 from aioloader.sources.place import cursor_error
 from aioloader.sources.pull import PATIENCE_S, Pulled, source_error
 
-__all__ = ["IndexedReader", "Locate"]
+__all__ = ["IndexedReader", "Locate", "read_positions"]
 
 FIRST_PIECE = 16
 """Records asked for at once before their cost is known; also the most, where many at once cost as much as one by one."""
@@ -97,20 +97,9 @@ class IndexedReader:
             part = places.part(len(records), min(len(records) + self._piece, len(places)))
             piece = self._timed_piece(part)
             if piece is None:
-                singly = self._pull_singly(part)
+                singly = _pull_singly(self._source, part)
                 return Pulled(records + singly.records, singly.failure)
             records.extend(piece)
-        return Pulled(records)
-
-    def _pull_singly(self, places: _Places) -> Pulled:
-        records: list[Record] = []
-        try:
-            for at in range(len(places)):
-                records.extend(places.part(at, at + 1).fetch(self._source))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as failure:  # noqa: BLE001 - settled by the caller, after the records before it
-            return Pulled(records, failure=failure)
         return Pulled(records)
 
     def _timed_piece(self, places: _Places) -> Sequence[Record] | None:
@@ -132,14 +121,44 @@ class IndexedReader:
         return piece
 
 
+def read_positions(source: IndexedSource, order: Locate | None, positions: Sequence[int]) -> tuple[Pulled, Sequence[RecordId]]:
+    """Return the records at any positions of an order, up to one that fails, and the ids of all. Blocking.
+
+    `order` is None for one shard as it lies.
+    """
+    places = _Places(order, positions)
+    ids = places.ids(source)
+    try:
+        return Pulled(list(places.fetch(source))), ids
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - the reading one by one that follows raises it at its record
+        pulled = _pull_singly(source, places)
+        if pulled.failure is None:
+            return pulled, ids
+        return Pulled(pulled.records, source_error(pulled.failure, ids[len(pulled.records)])), ids
+
+
+def _pull_singly(source: IndexedSource, places: _Places) -> Pulled:
+    records: list[Record] = []
+    try:
+        for at in range(len(places)):
+            records.extend(places.part(at, at + 1).fetch(source))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # noqa: BLE001 - settled by the caller, after the records before it
+        return Pulled(records, failure=failure)
+    return Pulled(records)
+
+
 class _Places:
     """Where the records of some positions are. Those of a single shard in its own order stay a range, which sources can slice."""
 
-    def __init__(self, order: Locate | None, positions: range) -> None:
+    def __init__(self, order: Locate | None, positions: Sequence[int]) -> None:
         self._shards: NDArray[np.int64] | None = None
         self._rows: Any = positions
         if order is not None:
-            self._shards, self._rows = order.locate(np.arange(positions.start, positions.stop, positions.step))
+            self._shards, self._rows = order.locate(np.asarray(positions, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -154,7 +173,8 @@ class _Places:
     def ids(self, source: IndexedSource) -> Sequence[RecordId]:
         """Return the ids of the records."""
         if self._shards is None:
-            return RowIds(source.shard_name(0), self._rows)
+            name = source.shard_name(0)
+            return RowIds(name, self._rows) if isinstance(self._rows, range) else [(name, row) for row in self._rows]
         names = {shard: source.shard_name(shard) for shard in np.unique(self._shards).tolist()}
         return [(names[shard], row) for shard, row in zip(self._shards.tolist(), self._rows.tolist(), strict=True)]
 

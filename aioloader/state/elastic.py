@@ -8,7 +8,7 @@ All that happens after the order belongs to a lane, so a lane does not notice wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aioloader.errors import ConfigError, ResumeError
@@ -16,7 +16,7 @@ from aioloader.order.lanes import LaneMap
 from aioloader.protocols import Json
 from aioloader.state.schema import check_schema, differences
 
-__all__ = ["is_whole", "merge", "split"]
+__all__ = ["change_source", "is_whole", "merge", "split"]
 
 _MERGE = "aioloader.state.merge: the states do not belong together"
 _WHOLE = "pass what state_dict() returned on each rank of one run, each once, all saved after the same step"
@@ -79,6 +79,28 @@ def split(state: Json, dp_size: int) -> list[Json]:
             do="use one of these; give a run more lanes than ranks at its start to be free later",
         )
     return [_rank_state(state, LaneMap(num_lanes=num_lanes, dp_rank=rank, dp_size=dp_size)) for rank in range(dp_size)]
+
+
+def change_source(state: Json, adopt: Callable[[Json, Json, int], Json]) -> Json:
+    """Return a state whose source goes on as another from the first block of positions on that no lane has reached.
+
+    Args:
+        state: A merged state, or that of a single rank: all ranks must agree on that position.
+        adopt: Makes the new cursor of the one saved, the fingerprint of the source that it belongs to, and that position.
+
+    Raises:
+        ResumeError: Lanes of other ranks are missing, or lanes stand in different epochs.
+    """
+    lanes, source = state["lanes"].values(), state["source"]
+    found: list[tuple[str, Any, Any]] = []
+    if len(lanes) != state["num_lanes"]:
+        found.append(("lanes", ", ".join(state["lanes"]), f"0 to {state['num_lanes'] - 1}"))
+    if any(lane["epoch"] != source["epoch"] for lane in lanes):
+        found.append(("epochs of the lanes", sorted({lane["epoch"] for lane in lanes} | {source["epoch"]}), "one and the same"))
+    if found:
+        raise ResumeError(found, do="load aioloader.state.merge(...) of the states of all ranks, saved inside an epoch")
+    until = (max(lane["seq"] + (lane["sub"] > 0) for lane in lanes)) * state["num_lanes"]
+    return {**state, "source": {**source, "cursor": adopt(source["cursor"], state["fingerprint"]["source"], until)}}
 
 
 def _rank_state(state: Json, lanes: LaneMap) -> Json:

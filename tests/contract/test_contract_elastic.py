@@ -6,12 +6,26 @@ import hashlib
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from aioloader import Bucket, ConfigError, FixedBatch, Loader, Mesh, Pack, PretrainCollator, ResumeError, SftCollator, Shuffle, TokenBudget
+from aioloader import (
+    Bucket,
+    ConfigError,
+    FixedBatch,
+    Loader,
+    Mesh,
+    Mixture,
+    Pack,
+    PretrainCollator,
+    ResumeError,
+    SftCollator,
+    Shuffle,
+    TokenBudget,
+)
 from aioloader.state import describe, diff, merge, split
 from tests.contract.cases import PROCESSES, THREADS, documents, some_or_many
 
@@ -182,3 +196,32 @@ def test_describe_and_diff() -> None:
     assert "delivered samples: 48" in text
     assert ("lanes.0.step", 1, 2) in diff(early, late)
     assert diff(early, early) == []
+
+
+def test_a_source_is_added_to_a_mixture_on_purpose_and_all_ranks_agree_from_where() -> None:
+    def loader(rank: int, dp_size: int, weights: dict[str, float]) -> Loader:
+        mixture = Mixture({name: (documents(300), weight) for name, weight in weights.items()}, stop="all_exhausted")
+        options: dict[str, Any] = {"batch": FixedBatch(2), "collate": PretrainCollator(), "shuffle": Shuffle(seed=3), "workers": 0}
+        return Loader(mixture, mesh=Mesh(dp_rank=rank, dp_size=dp_size), preprocess=some_or_many, lanes=6, **options)
+
+    before, states = [], []
+    for rank in range(3):
+        with loader(rank, 3, {"a": 1, "b": 1}) as old:
+            batches = iter(old)
+            before += [(sample.record, sample.sub) for batch in itertools.islice(batches, 8) for sample in batch.samples]
+            states.append(json.loads(json.dumps(batches.state())))
+    after: list[Any] = []
+    for rank in range(2):
+        with loader(rank, 2, {"a": 1, "b": 1, "c": 2}) as new:
+            with pytest.raises(ResumeError, match=r"source.sources.c.kind"):
+                new.load_state_dict(merge(states))
+            with pytest.raises(ResumeError, match=r"(?s)lanes: .*merge"):
+                new.load_state_dict(states[rank], accept=["source"])
+            new.load_state_dict(merge(states), accept=["source"])
+            batches = iter(new)
+            after += [(sample.record, sample.sub) for batch in itertools.islice(batches, 60) for sample in batch.samples]
+            (change,) = batches.state()["source"]["cursor"]["drawer"]["changes"]
+            assert change["added"] == ["c"]
+    shards = Counter(shard.partition("/")[0] for shard, _ in {record for record, _ in after})
+    assert shards["c"] == pytest.approx(shards["a"] + shards["b"], abs=25)  # some of a and b were drawn before
+    assert len(set(before + after)) == len(before + after)

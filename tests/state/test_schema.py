@@ -177,7 +177,9 @@ def test_an_object_in_a_partial_is_the_same_wherever_it_lies() -> None:
 
 @pytest.mark.parametrize("hash_seed", ["0", "77"])
 def test_fingerprints_are_the_same_in_another_process(hash_seed: str) -> None:
-    program = "import json; from tests.state.test_schema import KINDS, function_fingerprint as f; print(json.dumps([f(one) for one in KINDS]))"
+    program = (
+        "import json; from tests.state.test_schema import KINDS, function_fingerprint as f; print(json.dumps([f(one) for one in KINDS]))"
+    )
     environ = os.environ | {"PYTHONHASHSEED": hash_seed}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=15, env=environ, cwd=ROOT)
     assert json.loads(done.stdout) == [function_fingerprint(function) for function in KINDS]
