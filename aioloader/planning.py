@@ -105,7 +105,10 @@ def make_plan(
     )
     if is_moved and pool != "inline":
         _check_movable(plan)
-    return replace(plan, fingerprint=_fingerprint(plan, prepared, shuffle)), prepared
+    fingerprint = _fingerprint(plan, prepared, shuffle)
+    if isinstance(source, Mixture) and source.length is not None:
+        fingerprint["length"] = function_fingerprint(source.length)
+    return replace(plan, fingerprint=fingerprint), prepared
 
 
 def _fingerprint(plan: Plan, preprocess: Preprocess, shuffle: Shuffle | None) -> dict[str, Json]:

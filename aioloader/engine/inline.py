@@ -132,7 +132,7 @@ class InlinePass:
 
     def _collate(self, turn: Turn) -> Ready:
         started = time.perf_counter()
-        ready = collate(turn, self._plan.collate, self._progress.state_after(turn))
+        ready = collate(turn, self._plan.collate, self._progress.state_after)
         self._stages.batch.add(ready.num_samples, time.perf_counter() - started)
         self._stages.bridge.add(1, 0.0)
         self._progress.num_delivered += 1

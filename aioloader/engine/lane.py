@@ -20,7 +20,16 @@ from aioloader.sequences import ItemRun
 
 __all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
 
-_COUNTS = ("records", "filtered_records", "quarantined_records", "samples", "delivered_samples", "dropped_samples", "dropped_records")
+_COUNTS = (
+    "records",
+    "filtered_records",
+    "quarantined_records",
+    "samples",
+    "delivered_samples",
+    "delivered_tokens",
+    "dropped_samples",
+    "dropped_records",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,8 @@ def list_records(provenance: Provenance) -> list[tuple[RecordId, int, int]]:
     return rows
 
 
-def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
-    """Run the collator on one micro-batch.
+def collate(turn: Turn, collator: Collator, state_after: Callable[[Turn, int], Json]) -> Ready:
+    """Run the collator on one micro-batch; `state_after` makes the state of it and its number of real tokens.
 
     Raises:
         BatchError: The collator failed, or returned something else than a mapping.
@@ -149,7 +149,7 @@ def collate(turn: Turn, collator: Collator, state: Json) -> Ready:
         num_padding=counts.num_padding,
         num_targets=counts.num_targets,
         provenance=_provenance(items),
-        state=state,
+        state=state_after(turn, counts.num_tokens),
         num_records=batch.num_records,
         num_samples=len(batch.group.samples),
     )

@@ -269,12 +269,11 @@ class Pipeline:
         self._stages.bridge.add(1, 0.0, time.perf_counter() - started)
         started = time.perf_counter()
         self._is_collating = True
-        state = self._progress.state_after(turn)
         if self._collate_s > _SLOW_COLLATE_S:
             self._collate_thread = self._collate_thread or CallThread("aioloader-collate")
-            ready = await self._collate_thread.call(collate, turn, self._plan.collate, state)
+            ready = await self._collate_thread.call(collate, turn, self._plan.collate, self._progress.state_after)
         else:
-            ready = collate(turn, self._plan.collate, state)
+            ready = collate(turn, self._plan.collate, self._progress.state_after)
         self._is_collating = False
         self._collate_s = time.perf_counter() - started
         self._stages.batch.add(ready.num_samples, self._collate_s)

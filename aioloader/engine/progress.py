@@ -19,10 +19,14 @@ class Progress:
         self.num_delivered = 0
         self._run = run
         self._num_before_epoch = 0
+        self._num_tokens = {lane: state["counts"]["delivered_tokens"] for lane, state in run.state["lanes"].items()}
         self._first_epoch = run.state["source"]["epoch"]
 
-    def state_after(self, turn: Turn) -> Json:
-        """Return what of the rank's state is new once a micro-batch is delivered."""
+    def state_after(self, turn: Turn, num_tokens: int) -> Json:
+        """Return what of the rank's state is new once a micro-batch with so many real tokens is delivered."""
+        lane = str(turn.batch.lane)
+        self._num_tokens[lane] += num_tokens
+        turn.lanes[lane]["counts"]["delivered_tokens"] = self._num_tokens[lane]
         return {
             "end_epoch": self._run.end_epoch,
             "source": self.cursors.before(turn.place),
@@ -52,7 +56,10 @@ class Progress:
         assert self._run.end_epoch is not None
         epoch = max(self._run.end_epoch, self._first_epoch)
         place = {"epoch": epoch, "position": 0, "cursor": None}
-        return {**self._run.state, **assembler.next_pass(epoch), "end_epoch": None, "source": place}
+        rank_state = assembler.next_pass(epoch)
+        for lane, num_tokens in self._num_tokens.items():
+            rank_state["lanes"][lane]["counts"]["delivered_tokens"] = num_tokens
+        return {**self._run.state, **rank_state, "end_epoch": None, "source": place}
 
     def following(self, state: Json) -> Run | None:
         """Return what to run next if this pass was a resumed one that had nothing left to deliver."""

@@ -22,7 +22,7 @@ from aioloader.protocols import Json
 
 __all__ = ["STATE_VERSION", "check_schema", "check_state", "differences", "fresh_state"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _KEYS = ("version", "fingerprint", "num_lanes", "dp_rank", "dp_size", "end_epoch", "source", "turn", "lanes")
 
 
@@ -67,6 +67,7 @@ def check_state(state: Any, present: Json, *, accept: Collection[str] = ()) -> N
         raise ResumeError([("lanes", _names(state["lanes"]), _names(present["lanes"]))], do="pass what state_dict() returned, whole")
     found += [one for one in differences(state["fingerprint"], present["fingerprint"]) if not _is_accepted(one[0], accept)]
     if not found:
+        _check_keys(state, present)
         return
     names = ", ".join(sorted({what.partition(".")[0] for what, _, _ in found}))
     do = (
@@ -82,6 +83,15 @@ def differences(left: Json, right: Json) -> list[tuple[str, Json, Json]]:
     """Return (name, left, right) of each entry that is not the same in both, by name; None where there is none."""
     saved, here = _flatten(left), _flatten(right)
     return [(name, saved.get(name), here.get(name)) for name in sorted(saved.keys() | here.keys()) if saved.get(name) != here.get(name)]
+
+
+def _check_keys(state: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Check that nothing is missing inside: a state that lost a part would go on somewhere else without a word."""
+    parts = ("source", "lanes")
+    here, saved = _flatten({part: present[part] for part in parts}), _flatten({part: state[part] for part in parts})
+    missing = [name for name in here if name not in saved and not any(one.startswith(f"{name}.") for one in saved)]
+    if missing:
+        raise ResumeError([(name, "nothing", "a value") for name in missing], do="pass what state_dict() returned, whole")
 
 
 def _flatten(value: Json, prefix: str = "") -> dict[str, Json]:

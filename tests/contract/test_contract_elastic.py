@@ -225,3 +225,32 @@ def test_a_source_is_added_to_a_mixture_on_purpose_and_all_ranks_agree_from_wher
     shards = Counter(shard.partition("/")[0] for shard, _ in {record for record, _ in after})
     assert shards["c"] == pytest.approx(shards["a"] + shards["b"], abs=25)  # some of a and b were drawn before
     assert len(set(before + after)) == len(before + after)
+
+
+def _without(state: Any, path: tuple[str, ...]) -> Any:
+    copy = json.loads(json.dumps(state))
+    part = copy
+    for name in path[:-1]:
+        part = part[name]
+    del part[path[-1]]
+    return copy
+
+
+def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, part in value.items() if isinstance(value, dict) else ():
+        yield (*path, name)
+        if (*path, name) not in {("fingerprint",), ("source", "cursor")}:
+            yield from _paths(part, (*path, name))
+
+
+def test_a_state_that_lost_any_part_is_refused() -> None:
+    with make("indexed", "best-fit", 0, 6) as loader:
+        batches = iter(loader)
+        for _ in itertools.islice(batches, 5):
+            pass
+        state = json.loads(json.dumps(batches.state()))
+    paths = list(_paths(state))
+    assert len(paths) > 40
+    for path in paths:
+        with make("indexed", "best-fit", 0, 6) as loader, pytest.raises(ResumeError, match=path[-1]):
+            loader.load_state_dict(_without(state, path))

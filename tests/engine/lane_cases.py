@@ -228,7 +228,7 @@ class Drive:
 
     def _deliver(self, turns: Iterator[Turn]) -> Iterator[Step]:
         for turn in turns:
-            state = {**self.state, **self.progress.state_after(turn)}
+            state = {**self.state, **self.progress.state_after(turn, 0)}
             assert turn.place == self._oldest_place(turn.lanes)
             self._ready.append(turn.batch.num_records)
             self.check_slots()

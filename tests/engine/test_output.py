@@ -22,7 +22,7 @@ def run(collator: Callable[[list[Any]], Any]) -> Ready:
     items = [Item([1, 2], 4, 0, ("shard", 8)), Item([3, 4], 4, 1, ("shard", 8)), Item([5, 6], 5, 0, ("shard", 10))]
     group = Group([item.sample for item in items], items)
     batch = LaneBatch(lane=3, step=7, epoch=2, group=group, state={}, num_records=2, num_samples=3, oldest_seq=6)
-    return collate(Turn(batch, 0, {}, (2, 6)), collator, STATE)
+    return collate(Turn(batch, 0, {}, (2, 6)), collator, lambda _turn, _num_tokens: STATE)
 
 
 def test_a_batch_knows_where_it_comes_from_and_what_it_holds() -> None:

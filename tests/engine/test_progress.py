@@ -41,7 +41,7 @@ def test_a_state_refers_to_the_last_cursor_before_what_it_needs() -> None:
     progress, assembler = start(end_epoch=1)
     for position in (0, 3, 5, 20):
         progress.cursors.add((0, position), {"at": position} if position else None)
-    states = [progress.state_after(turn) for turn in fed(assembler, 0, 8)]
+    states = [progress.state_after(turn, 5) for turn in fed(assembler, 0, 8)]
     assert [state["source"]["position"] for state in states] == [0, 3, 5, 5]
     assert [state["source"]["cursor"] for state in states] == [None, {"at": 3}, {"at": 5}, {"at": 5}]
     assert [state["turn"] for state in states] == [1, 0, 1, 0]
@@ -53,7 +53,7 @@ def test_a_state_does_not_change_when_the_run_goes_on() -> None:
     progress.cursors.add((0, 0), None)
     seen: list[tuple[Json, str]] = []
     for turn in fed(assembler, 0, 20):
-        state = progress.state_after(turn)
+        state = progress.state_after(turn, 5)
         seen.append((state, json.dumps(state)))
     assert len(seen) == 10
     assert all(json.dumps(state) == text for state, text in seen)

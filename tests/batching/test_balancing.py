@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from aioloader.batching.balance import Cost, balance, imbalance
+from aioloader.batching.balancing import Cost, balance, imbalance
 from aioloader.errors import ConfigError
 
 properties = settings(max_examples=150, deadline=None)
