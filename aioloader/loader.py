@@ -11,16 +11,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aioloader import options
+from aioloader.batching import FixedBatch
 from aioloader.engine.assembler import fresh_rank_state
 from aioloader.engine.plan import Run
 from aioloader.engine.replay import replay
 from aioloader.errors import ClosedError, ConfigError
+from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
 from aioloader.order.mixed import MixedStream
+from aioloader.order.ordered import OrderedIndex
 from aioloader.planning import make_plan
 from aioloader.pools.recovery import RestartBudget
 from aioloader.protocols import Batching, Json
-from aioloader.state.elastic import change_source, is_whole, split
+from aioloader.state.elastic import change_source, is_whole, redeal, split
 from aioloader.state.schema import check_schema, check_state, fresh_state
 
 if TYPE_CHECKING:
@@ -204,7 +207,8 @@ class Loader:
 
         Args:
             state: What `state_dict` returned, maybe through JSON; or what `aioloader.state.merge` made of those of all ranks, which
-                every rank of a run of any size takes that divides the number of lanes.
+                every rank of a run of any size takes that divides the number of lanes. With an indexed source and `FixedBatch`, also one
+                with another number of lanes: what is left is delivered exactly once, in other global batches.
             accept: Names of entries of the fingerprint that may differ, e.g. ("preprocess",). With "source", a `Mixture` may have
                 more sources or other weights: shares are counted afresh from the first position that no rank has reached, and the change is
                 recorded in the state; of several ranks a merged state is needed for that.
@@ -217,6 +221,8 @@ class Loader:
         check_schema(state)
         if isinstance(self._plan.source, MixedStream) and any(name.partition(".")[0] == "source" for name in accept):
             state = change_source(state, self._plan.source.adopt)
+        if is_whole(state):
+            state = self._redealt(state, accept)
         if is_whole(state) and state["num_lanes"] == self.num_lanes:
             state = split(state, self._plan.lanes.dp_size)[self._plan.lanes.dp_rank]
         check_state(state, self._fresh(epoch=0), accept=accept)
@@ -389,6 +395,18 @@ class Loader:
                 got="one that would not notice",
                 do="call it before the loop, or close the iterator first",
             )
+
+    def _redealt(self, state: Json, accept: Collection[str]) -> Json:
+        """Return a merged state for this loader's number of lanes, where the data can be dealt anew."""
+        plan = self._plan
+        is_dealt_anew = isinstance(plan.source, OrderedIndex) and isinstance(plan.batching, FixedBatch)
+        if state["num_lanes"] == self.num_lanes or not is_dealt_anew:
+            return state
+        lanes = LaneMap(num_lanes=self.num_lanes)
+        fresh = fresh_state(plan.fingerprint, lanes, fresh_rank_state(plan.batching, lanes, 0), 0)
+        redealt = redeal(state, fresh)
+        check_state({**redealt, "dp_rank": 0, "dp_size": 1, "turn": 0}, fresh, accept=accept)
+        return redealt
 
     def _fresh(self, epoch: int) -> Json:
         plan = self._plan

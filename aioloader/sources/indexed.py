@@ -31,7 +31,10 @@ class Locate(Protocol):
 
 
 class IndexedReader:
-    """Reads the records of an indexed source by rising position. The cursor is the next position.
+    """Reads the records of an indexed source by rising position.
+
+    The cursor is the next position. Where a run goes on with what another left (see `aioloader.state`), it is {"left", "then", "at"}:
+    first the positions `left`, one by one, then those from `then` on; `at` is the next of them, counted from 0.
 
     Args:
         source: Where the records are.
@@ -50,7 +53,8 @@ class IndexedReader:
         self._source = source
         self._sizes = source.shard_sizes
         self._num_records = int(sum(self._sizes))
-        position = 0 if cursor is None else cursor
+        self._left, self._offset, position = _begun(cursor)
+        self._num_records -= self._offset
         if type(position) is not int or not 0 <= position <= self._num_records:
             raise cursor_error(source.shard_name(0), cursor, f"a position from 0 to {self._num_records}")
         self._position = position
@@ -71,7 +75,7 @@ class IndexedReader:
         positions = range(first, self._num_records, self._share.count)[:max_records]
         if not positions:
             return None
-        places = _Places(self._order, positions)
+        places = _Places(self._order, self._originals(positions))
         pulled = self._pull(places)
         num_read = len(pulled.records)
         if pulled.failure is not None:
@@ -83,7 +87,17 @@ class IndexedReader:
 
     def cursor(self) -> Cursor:
         """See `aioloader.protocols.Reader.cursor`."""
-        return self._position
+        if not self._left and not self._offset:
+            return self._position
+        left = self._left if self._position < len(self._left) else ()
+        return {"left": list(left), "then": self._offset + len(left), "at": self._position}
+
+    def _originals(self, positions: range) -> Sequence[int]:
+        """Return where these positions are in the whole epoch."""
+        num_left = len(self._left)
+        if positions.start >= num_left:
+            return range(positions.start + self._offset, positions.stop + self._offset, positions.step)
+        return [self._left[at] if at < num_left else at + self._offset for at in positions]
 
     def close(self) -> None:
         """See `aioloader.protocols.Reader.close`."""
@@ -119,6 +133,18 @@ class IndexedReader:
         elif len(places) == self._piece and (self._source.fetches_many or self._piece < FIRST_PIECE):
             self._piece *= 2
         return piece
+
+
+def _begun(cursor: Any) -> tuple[Sequence[int], int, Any]:
+    """Return the positions that come first, what to add to those that come after them, and where to begin."""
+    match cursor:
+        case None:
+            return (), 0, 0
+        case {"left": [*left], "then": int(then), "at": at, **rest} if (
+            not rest and all(type(one) is int for one in left) and then >= len(left)
+        ):
+            return left, then - len(left), at
+    return (), 0, cursor
 
 
 def read_positions(source: IndexedSource, order: Locate | None, positions: Sequence[int]) -> tuple[Pulled, Sequence[RecordId]]:

@@ -16,7 +16,7 @@ from aioloader.order.lanes import LaneMap
 from aioloader.protocols import Json
 from aioloader.state.schema import check_schema, differences
 
-__all__ = ["change_source", "is_whole", "merge", "split"]
+__all__ = ["change_source", "is_whole", "merge", "redeal", "split"]
 
 _MERGE = "aioloader.state.merge: the states do not belong together"
 _WHOLE = "pass what state_dict() returned on each rank of one run, each once, all saved after the same step"
@@ -79,6 +79,67 @@ def split(state: Json, dp_size: int) -> list[Json]:
             do="use one of these; give a run more lanes than ranks at its start to be free later",
         )
     return [_rank_state(state, LaneMap(num_lanes=num_lanes, dp_rank=rank, dp_size=dp_size)) for rank in range(dp_size)]
+
+
+def redeal(state: Json, fresh: Json) -> Json:
+    """Return a merged state for another number of lanes: what no lane has delivered comes next, each record once, in its order.
+
+    For sources that are read by position, and batches of single samples. Steps are counted on; global batches are others.
+
+    Args:
+        state: A merged state.
+        fresh: The state of a new run with all its lanes.
+
+    Raises:
+        ResumeError: Lanes stand in different epochs, or some samples of a record were delivered and others were not.
+    """
+    lanes, source = list(state["lanes"].values()), state["source"]
+    found: list[tuple[str, Any, Any]] = []
+    if any(lane["epoch"] != source["epoch"] for lane in lanes):
+        found.append(("epochs of the lanes", sorted({lane["epoch"] for lane in lanes} | {source["epoch"]}), "one and the same"))
+    if any(lane["sub"] or not _are_whole(lane["batcher"]["refs"]) for lane in lanes):
+        found.append(("records", "delivered in part", "delivered whole, to be dealt to another number of lanes"))
+    if found:
+        raise ResumeError(found, do=f"go on with {state['num_lanes']} lanes until another step, and save there")
+    then = max(lane["seq"] for lane in lanes) * len(lanes)
+    left = sorted(
+        seq * len(lanes) + number
+        for number, lane in enumerate(lanes)
+        for seq in [*{seq for seq, _ in lane["batcher"]["refs"]}, *range(lane["seq"], then // len(lanes))]
+    )
+    cursor = {"left": [_original(source["cursor"], at) for at in left], "then": _original(source["cursor"], then), "at": 0}
+    return {
+        **state,
+        "num_lanes": fresh["num_lanes"],
+        "source": {"epoch": source["epoch"], "position": 0, "cursor": cursor},
+        "lanes": _redealt(lanes, fresh["lanes"]),
+    }
+
+
+def _redealt(lanes: Sequence[Json], fresh: Json) -> Json:
+    """Return new lanes that count on where the old ones are; the first one keeps the sums."""
+    step = max(lane["step"] for lane in lanes)
+    quarantined = [record for lane in lanes for record in lane["quarantined"]]
+    counts = {name: sum(lane["counts"][name] for lane in lanes) for name in lanes[0]["counts"]}
+    for lane in lanes:  # what is still in a buffer is taken once more
+        counts["records"] -= len({seq for seq, _ in lane["batcher"]["refs"]})
+        counts["samples"] -= len(lane["batcher"]["refs"])
+    dealt = {name: {**lane, "epoch": lanes[0]["epoch"], "step": step, "quarantined": quarantined} for name, lane in fresh.items()}
+    dealt["0"]["counts"] = counts
+    return dealt
+
+
+def _are_whole(refs: Sequence[tuple[int, int]]) -> bool:
+    """Return whether records whose samples are in a buffer are there from their first sample on."""
+    return {seq for seq, _ in refs} == {seq for seq, sub in refs if sub == 0}
+
+
+def _original(cursor: Json, position: int) -> int:
+    """Return where a position is in the whole epoch, if it was counted in what an earlier run left."""
+    if not isinstance(cursor, Mapping):
+        return position
+    left, then = cursor["left"], int(cursor["then"])
+    return int(left[position]) if position < len(left) else then + position - len(left)
 
 
 def change_source(state: Json, adopt: Callable[[Json, Json, int], Json]) -> Json:
