@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 
+import numpy as np
+
 from aioloader.order.indexed import IndexedOrder
 from aioloader.order.shuffle import Shuffle
 from aioloader.order.window import WindowOrder
@@ -34,7 +36,7 @@ class OrderedIndex:
     @property
     def num_records(self) -> int:
         """Return the number of records of one epoch."""
-        return int(sum(self.source.shard_sizes))
+        return int(np.sum(self.source.shard_sizes, dtype=np.int64))
 
     def fingerprint(self) -> Mapping[str, Json]:
         """Return that of the source."""

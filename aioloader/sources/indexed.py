@@ -52,7 +52,7 @@ class IndexedReader:
     ) -> None:
         self._source = source
         self._sizes = source.shard_sizes
-        self._num_records = int(sum(self._sizes))
+        self._num_records = int(np.sum(self._sizes, dtype=np.int64))
         self._left, self._offset, position = _begun(cursor)
         self._num_records -= self._offset
         if type(position) is not int or not 0 <= position <= self._num_records:
