@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from aioloader.errors import ConfigError, ResumeError, SynchronizationError
 from aioloader.order.mesh import Mesh
 from aioloader.protocols import Json
+from aioloader.state import merge
 from aioloader.training import checkpoint_files as files
 from aioloader.training.checkpoint_files import latest_checkpoint
 from aioloader.training.dp_group import DEFAULT_TIMEOUT_S, DataParallelGroup
@@ -50,7 +51,8 @@ class Checkpoint:
     Attributes:
         path: The checkpoint's own directory.
         step: Optimizer steps that it holds.
-        loader_state: What this rank's loader gave when it was saved.
+        loader_state: What this rank's loader gave when it was saved; where another number of ranks saved, what `aioloader.state.merge`
+            made of those of all.
         progress: What the trainer gave when it was saved.
     """
 
@@ -134,18 +136,19 @@ def load_checkpoint(
 
     Raises:
         ConfigError: There is no complete checkpoint in `path`.
-        ResumeError: It was saved by another number of data-parallel ranks, or by another model, optimizer or scheduler.
+        ResumeError: It was saved by another model, optimizer or scheduler, or by another number of data-parallel ranks with loaders
+            whose states cannot be merged.
         SynchronizationError: Another rank failed or is missing.
     """
     dp = DataParallelGroup.resolve(mesh, group, timeout_s)
     path = Path(path)
     with dp.together(f"load_checkpoint({str(path)!r})"):
-        _check_manifest(path, dp.size)
+        num_saved = _saved_dp_size(path)
+        loader_state = _read_loader_state(path, num_saved, dp)
         training = files.read_json(path / files.TRAINING)
         state = join_state(training["state"], _read_tensors(path))
         _check_same(state, model, optimizer, scheduler)
         _take_over(state, model, optimizer, scheduler)
-        loader_state = files.read_json(path / files.loader_file(dp.rank))
     return Checkpoint(path=path, step=training["step"], loader_state=loader_state, progress=training["progress"])
 
 
@@ -197,7 +200,7 @@ def _expect_single_process() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized", category=UserWarning)
 
 
-def _check_manifest(path: Path, dp_size: int) -> None:
+def _saved_dp_size(path: Path) -> int:
     manifest = files.read_manifest(path)
     if manifest is None:
         raise ConfigError(
@@ -206,9 +209,21 @@ def _check_manifest(path: Path, dp_size: int) -> None:
             got="none, or one with missing or short files" if path.exists() else "no such directory",
             do="take the path from latest_checkpoint(directory)",
         )
-    if manifest["dp_size"] != dp_size:
-        saved = manifest["dp_size"]
-        raise ResumeError([("dp_size", saved, dp_size)], do=f"Saved by dp_size {saved}, this run has {dp_size}; restart with {saved} ranks")
+    return int(manifest["dp_size"])
+
+
+def _read_loader_state(path: Path, num_saved: int, dp: DataParallelGroup) -> Json:
+    """Return this rank's loader state; where another number of ranks saved, all of theirs as one."""
+    if num_saved == dp.size:
+        return files.read_json(path / files.loader_file(dp.rank))
+    states = [files.read_json(path / files.loader_file(rank)) for rank in range(num_saved)]
+    if not any(states):
+        return None
+    try:
+        return merge(states)
+    except ResumeError as error:
+        do = f"Saved by dp_size {num_saved}, this run has {dp.size}; restart with {num_saved} ranks"
+        raise ResumeError([("dp_size", num_saved, dp.size), *error.differences], do=do) from error
 
 
 def _check_same(state: Any, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Stateful | None) -> None:
