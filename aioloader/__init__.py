@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aioloader.batching import Bucket, FixedBatch, Pack, TokenBudget
+    from aioloader.batching.balanced import Balanced
     from aioloader.bridge.batch import Batch, SampleInfo
     from aioloader.collate import PretrainCollator, SftCollator, StackCollator
     from aioloader.errors import (
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
         SourceError,
         StallError,
         SynchronizationError,
+        UnevenEndError,
         WorkerError,
     )
     from aioloader.faults import Quarantine, Retry
     from aioloader.loader import Loader
+    from aioloader.order.already_sharded import AlreadySharded
     from aioloader.order.mesh import Mesh
     from aioloader.order.mixture import Mixture
     from aioloader.order.schedule import Ramp, Steps
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AioLoaderError": "errors",
+    "AlreadySharded": "order.already_sharded",
     "AsyncIterableSource": "sources",
+    "Balanced": "batching.balanced",
     "Batch": "bridge.batch",
     "BatchError": "errors",
     "Bucket": "batching",
@@ -73,6 +78,7 @@ _HOME = {
     "TokenBudget": "batching",
     "TrainResult": "training",
     "Trainer": "training",
+    "UnevenEndError": "errors",
     "WorkerError": "errors",
     "record_rng": "pools.rng",
     "suggest_async_config": "telemetry.advice",
@@ -80,7 +86,9 @@ _HOME = {
 
 __all__ = [
     "AioLoaderError",
+    "AlreadySharded",
     "AsyncIterableSource",
+    "Balanced",
     "Batch",
     "BatchError",
     "Bucket",
@@ -115,6 +123,7 @@ __all__ = [
     "TokenBudget",
     "TrainResult",
     "Trainer",
+    "UnevenEndError",
     "WorkerError",
     "record_rng",
     "suggest_async_config",

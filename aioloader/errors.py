@@ -10,6 +10,7 @@
     ├── HostError                   the engine's host (sidecar or thread) ended or broke the protocol
     ├── ResumeError(ValueError)     a state does not fit this loader; every difference is listed
     ├── SynchronizationError        ranks disagree, or one did not show up in time
+    ├── UnevenEndError              lanes end at different steps where they have to end together
     └── ClosedError                 the loader or iterator was closed before this call
 
 Every message reads: where: expected X, got Y; do Z.
@@ -30,6 +31,7 @@ __all__ = [
     "SourceError",
     "StallError",
     "SynchronizationError",
+    "UnevenEndError",
     "WorkerError",
 ]
 
@@ -168,6 +170,22 @@ class SynchronizationError(AioLoaderError):
         self.operation = operation
         self.missing = tuple(missing)
         super().__init__(f"{operation}: {message}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class UnevenEndError(AioLoaderError):
+    """Lanes end at different steps under `end="error"` or `"repeat"`: one before step `smallest`, another at `largest` or later."""
+
+    def __init__(self, smallest: int, largest: int) -> None:
+        self.smallest = smallest
+        self.largest = largest
+        super().__init__(
+            f"end of data: expected all lanes to have equally many micro-batches, got one that ends before step {smallest} and one "
+            f"that goes on to step {largest} at least; use end='drop' or end='pad', or preprocess each record to one sample and "
+            "use end='repeat'"
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)

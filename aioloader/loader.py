@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aioloader import options
 from aioloader.batching import FixedBatch
 from aioloader.engine.assembler import fresh_rank_state
+from aioloader.engine.ending import num_steps
 from aioloader.engine.plan import Run
 from aioloader.engine.replay import replay
 from aioloader.errors import ClosedError, ConfigError
@@ -27,9 +28,12 @@ from aioloader.state.elastic import change_source, is_whole, redeal, split
 from aioloader.state.schema import check_schema, check_state, fresh_state
 
 if TYPE_CHECKING:
+    from aioloader.bridge.agreed import AgreedFeed
     from aioloader.bridge.batch import Batch
     from aioloader.bridge.dataset import LoaderDataset
+    from aioloader.bridge.feed import InlineFeed
     from aioloader.bridge.iterator import BatchIterator
+    from aioloader.bridge.rounds import Rounds
     from aioloader.engine.host import Host, HostDied
     from aioloader.order.shuffle import Shuffle
 
@@ -69,7 +73,14 @@ class Loader:
         memory_limit: Bytes that records, results and batches in flight may take, as an int or like "2GiB". Fewer records than
             `buffer_size` are let in where they are large, judged by the largest of late; one always is, and as many as a micro-batch needs.
         prefetch_batches: Micro-batches that may wait for the trainer.
-        end: "drop" leaves out a last micro-batch that is not full, and what makes lanes uneven; "pad" keeps it (one lane only).
+        end: What becomes of the end of the data, so that all lanes, and with them all ranks, deliver equally many micro-batches. "drop"
+            leaves out a last micro-batch that is not full, and what makes lanes uneven. "pad" delivers everything, and fillers
+            (`Batch.is_filler`) for lanes that have nothing left. "repeat" fills the epoch up with records from its beginning: for
+            sources of known size and `FixedBatch`, where `preprocess` makes one sample of each record. "error" delivers everything and
+            then raises where lanes do not end together. Where the end of the data depends on them, ranks agree on it in the background,
+            in a process group of their own, if torch.distributed is initialised; a loader without it works alone.
+        end_timeout_s: How long a rank waits for the others to agree on the next step. A rank that is missing for longer is named by a
+            `SynchronizationError`. Time between two steps does not count; the default is that of torch's own collectives.
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
         max_restarts_per_minute: A worker process that dies is replaced and its records run again; more deaths than this are an error.
             A record that was running at three of them is one too (`WorkerError`).
@@ -107,6 +118,7 @@ class Loader:
         memory_limit: int | str = "2GiB",
         prefetch_batches: int = 2,
         end: str = "drop",
+        end_timeout_s: float = 600.0,
         on_error: Any = "raise",
         worker_init: Callable[[], Any] | None = None,
         timeout_s: float | None = None,
@@ -118,6 +130,8 @@ class Loader:
         host: str = "process",
     ) -> None:
         self._host: Host | None = None
+        self._rounds: Rounds | None = None
+        self._end_timeout_s = options.check_deadline("Loader(end_timeout_s=)", end_timeout_s)
         self._iterator: weakref.ref[BatchIterator] | None = None
         self._closed = False
         if epochs is not None:
@@ -158,6 +172,27 @@ class Loader:
         self._state = self._delivered = self._fresh(epoch=0)
 
     # Iterating
+
+    def __len__(self) -> int:
+        """Return the micro-batches of this rank in one whole pass.
+
+        Known where the source knows its size, each record is one sample (no `preprocess`) and batches are `FixedBatch`.
+
+        Raises:
+            TypeError: It depends on the data, or passes have no end.
+        """
+        steps = num_steps(self._plan, is_one_to_one=self._preprocess.function is None)
+        if steps is None or self._epochs is None or (self._plan.end == "error" and steps.shortest < steps.longest):
+            raise TypeError(
+                "len(loader): expected a source of known size, no preprocess, FixedBatch and a number of epochs, got a loader whose number "
+                "of micro-batches depends on the data; count the steps, or iterate until the end"
+            )
+        is_common = self._plan.end != "pad" or self._has_other_ranks()
+        return (steps.longest if is_common else steps.own) * self._epochs * len(self._plan.lanes.served)
+
+    def __bool__(self) -> bool:
+        """Return True, also where `len` is 0 or not known."""
+        return True
 
     def __iter__(self) -> BatchIterator:
         """Start a pass; earlier iterators of this loader end."""
@@ -276,6 +311,9 @@ class Loader:
         """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
         self._closed = True
         self._shut_down()
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
 
     def __enter__(self) -> Loader:
         """Return the loader; leaving the block closes it."""
@@ -304,7 +342,7 @@ class Loader:
     # Behind the surface
 
     def _start(self) -> BatchIterator:
-        from aioloader.bridge.iterator import BatchIterator, InlineFeed
+        from aioloader.bridge.iterator import BatchIterator
 
         if self._closed:
             raise ClosedError("Loader: expected an open loader, got one that was closed; make a new one.")
@@ -316,15 +354,45 @@ class Loader:
                 ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
             )
         run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=self._resumed)
-        if self._plan.pool == "inline":
-            feed: InlineFeed | Host = InlineFeed(self._plan, run, self._preprocess)
-        else:
-            feed = self._running_host()
-            feed.run(run)
-        self._run = run
+        feed = self._agreed(run) if self._has_to_agree(run) else self._engine(run)
         iterator = BatchIterator(feed, self._state, on_end=self._passed, on_leave=self._left, on_death=self._revive)
         self._iterator = weakref.ref(iterator)
         return iterator
+
+    def _engine(self, run: Run) -> InlineFeed | Host:
+        """Start a pass of this rank."""
+        from aioloader.bridge.feed import InlineFeed
+
+        self._run = run
+        if self._plan.pool == "inline":
+            return InlineFeed(self._plan, run, self._preprocess)
+        host = self._running_host()
+        host.run(run)
+        return host
+
+    def _agreed(self, run: Run) -> AgreedFeed:
+        """Start a pass whose end all ranks agree on."""
+        from aioloader.bridge.agreed import AgreedFeed
+        from aioloader.bridge.rounds import Rounds
+
+        if self._rounds is None or not self._rounds.is_current:
+            self._rounds = Rounds(self._end_timeout_s)
+        return AgreedFeed(self._plan, run, self._rounds, start=self._engine, leave=self._end_host)
+
+    def _has_to_agree(self, run: Run) -> bool:
+        """Return whether ranks could come to their ends at different steps."""
+        if self._plan.lanes.dp_size == 1 or run.end_epoch is None:
+            return False
+        steps = num_steps(self._plan, is_one_to_one=self._preprocess.function is None)
+        is_even = steps is not None and steps.shortest == steps.longest
+        if self._plan.end == "pad" and isinstance(run.state["source"]["cursor"], Mapping):  # what is left of an epoch was dealt anew
+            is_even = False
+        return not is_even and self._has_other_ranks()
+
+    def _has_other_ranks(self) -> bool:
+        from aioloader.bridge.rounds import has_other_ranks
+
+        return self._plan.lanes.dp_size > 1 and has_other_ranks()
 
     def _end_epoch(self) -> int | None:
         """Return the epoch before which the next pass ends; a loaded state says where the interrupted one would have ended."""
@@ -379,6 +447,9 @@ class Loader:
         iterator = self._live()
         if iterator is not None:
             iterator.close(ClosedError("iterator: expected an open loader, got one that was closed; make a new one."))
+        self._end_host()
+
+    def _end_host(self) -> None:
         if self._host is not None:
             host, self._host = self._host, None
             self._finalizer.detach()
@@ -403,11 +474,13 @@ class Loader:
         if state["num_lanes"] == self.num_lanes or not is_dealt_anew:
             return state
         lanes = LaneMap(num_lanes=self.num_lanes)
-        fresh = fresh_state(plan.fingerprint, lanes, fresh_rank_state(plan.batching, lanes, 0), 0)
+        fresh = fresh_state(plan.fingerprint, lanes, fresh_rank_state(plan.batching, lanes, 0, makes_fillers=plan.makes_fillers), 0)
         redealt = redeal(state, fresh)
         check_state({**redealt, "dp_rank": 0, "dp_size": 1, "turn": 0}, fresh, accept=accept)
         return redealt
 
     def _fresh(self, epoch: int) -> Json:
         plan = self._plan
-        return fresh_state(plan.fingerprint, plan.lanes, fresh_rank_state(plan.batching, plan.lanes, epoch), epoch)
+        return fresh_state(
+            plan.fingerprint, plan.lanes, fresh_rank_state(plan.batching, plan.lanes, epoch, makes_fillers=plan.makes_fillers), epoch
+        )

@@ -14,6 +14,7 @@ __all__ = [
     "check_callable",
     "check_choice",
     "check_cpus",
+    "check_deadline",
     "check_int",
     "check_seconds",
     "default_workers",
@@ -39,6 +40,13 @@ def check_seconds(where: str, value: Any) -> float | None:
             where, expected="a positive number of seconds, or None for never", got=repr(value), do="leave it out for the default"
         )
     return value
+
+
+def check_deadline(where: str, value: Any) -> float:
+    """Return `value` if it is a positive number of seconds."""
+    if check_seconds(where, value) is None:
+        raise ConfigError(where, expected="a positive number of seconds", got=repr(value), do="give a large one to wait for long")
+    return float(value)
 
 
 def check_choice(where: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -7,18 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from aioloader import options
+from aioloader.batching import FixedBatch
+from aioloader.batching.balanced import Balanced, BalancedIndex
 from aioloader.engine.plan import Plan
 from aioloader.errors import ConfigError
 from aioloader.faults import FaultPolicy
+from aioloader.order.already_sharded import AlreadySharded, SplitStream
 from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
 from aioloader.order.mixed import MixedStream
 from aioloader.order.mixture import Mixture
-from aioloader.order.ordered import order_source
+from aioloader.order.ordered import OrderedIndex, ShuffledStream, order_source
+from aioloader.order.repeated import RepeatedEpoch
 from aioloader.order.shuffle import Shuffle
 from aioloader.pools.recovery import RecoveryOptions
 from aioloader.pools.runner import Preprocess
-from aioloader.protocols import Batching, Json, Source
+from aioloader.protocols import Batching, IndexedSource, Json, Source
 from aioloader.runtime.moving import dumps, pack_argument
 from aioloader.sources import resolve_source
 from aioloader.state.fingerprint import function_fingerprint, object_fingerprint
@@ -78,8 +82,11 @@ def make_plan(
         expected="a collator: a callable from a list of samples to a dict of arrays",
         do="pass one, e.g. collate=PretrainCollator(); there is no default, since a wrong one would be a silent bug",
     )
+    ordered = _ordered(source, _shuffle(shuffle), seed, batching, lane_map)
+    if end == "repeat":
+        ordered = _filled_up(ordered, batching, lane_map)
     plan = Plan(
-        source=_ordered(source, _shuffle(shuffle), seed),
+        source=ordered,
         preprocess=b"" if pool == "inline" else _packed(prepared),
         batching=batching,
         collate=collator,
@@ -92,7 +99,8 @@ def make_plan(
         prefetch_batches=options.check_int(
             "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
         ),
-        end=_end(end, lane_map),
+        end=_end(end),
+        num_distinct=ordered.num_distinct if isinstance(ordered, RepeatedEpoch) else None,
         faults=FaultPolicy(on_error),
         stall_timeout_s=options.check_seconds("Loader(stall_timeout_s=)", stall_timeout_s),
         raise_on_stall=bool(raise_on_stall),
@@ -143,11 +151,28 @@ def _refuse_what_is_to_come(*, preprocess_batch_size: Any) -> None:
         raise options.not_yet("Loader(preprocess_batch_size=)", expected="1", got=preprocess_batch_size)
 
 
-def _ordered(source: Any, shuffle: Shuffle | None, seed: int) -> Source:
+def _ordered(source: Any, shuffle: Shuffle | None, seed: int, batching: Batching, lanes: LaneMap) -> Source:
     """Return the source in the order that its records are delivered in."""
+    if isinstance(source, Balanced):
+        return _balanced(source, shuffle, seed, batching, lanes)
+    if isinstance(source, AlreadySharded):
+        stream = resolve_source(source.source)
+        return SplitStream(stream if shuffle is None else ShuffledStream(stream, shuffle, seed))
     if not isinstance(source, Mixture):
         return order_source(resolve_source(source), shuffle, seed)
     return MixedStream(source, {name: resolve_source(one) for name, (one, _) in source.sources.items()}, shuffle, seed)
+
+
+def _balanced(balanced: Balanced, shuffle: Shuffle | None, seed: int, batching: Batching, lanes: LaneMap) -> BalancedIndex:
+    source = resolve_source(balanced.source)
+    if not isinstance(source, IndexedSource) or not isinstance(batching, FixedBatch):
+        raise ConfigError(
+            "Loader(source)",
+            expected="Balanced around a source of known size, with FixedBatch",
+            got=f"{balanced!r} with {batching!r}",
+            do="use TokenBudget or Bucket where micro-batches may have different numbers of samples",
+        )
+    return BalancedIndex(balanced, source, shuffle, seed, num_lanes=lanes.num_lanes, batch_size=batching.batch_size)
 
 
 def _shuffle(shuffle: Any) -> Shuffle | None:
@@ -156,11 +181,20 @@ def _shuffle(shuffle: Any) -> Shuffle | None:
     raise ConfigError("Loader(shuffle=)", expected="a Shuffle, or None", got=repr(shuffle), do="pass e.g. shuffle=Shuffle(window=8192)")
 
 
-def _end(end: Any, lanes: LaneMap) -> str:
-    options.check_choice("Loader(end=)", end, ("drop", "pad"))
-    if end == "pad" and lanes.num_lanes > 1:
-        raise options.not_yet("Loader(end=)", expected="'drop' with several lanes", got=end)
-    return str(end)
+def _end(end: Any) -> str:
+    return options.check_choice("Loader(end=)", end, ("drop", "pad", "repeat", "error"))
+
+
+def _filled_up(source: Source, batching: Batching, lanes: LaneMap) -> RepeatedEpoch:
+    """Return the source with records from its beginning repeated until all lanes have full micro-batches only."""
+    if not isinstance(source, OrderedIndex) or not isinstance(batching, FixedBatch) or not source.num_records:
+        raise ConfigError(
+            "Loader(end='repeat')",
+            expected="records of a source of known size, and FixedBatch: how many to repeat has to be known beforehand",
+            got=f"{type(source).__name__} with {batching!r}",
+            do="use end='pad' or 'drop'",
+        )
+    return RepeatedEpoch(source, lanes.num_lanes * batching.batch_size)
 
 
 def _workers(pool: Any, workers: Any) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from aioloader.bridge.filler import filler_fields
 from aioloader.engine.channel import Delivered
 from aioloader.engine.layout import Field
 from aioloader.engine.output import Ready, TensorArray
@@ -47,9 +48,10 @@ class Batch(dict[str, Any]):
         num_padding: Padding tokens.
         num_targets: Tokens that the loss counts.
         wait_s: Seconds that the trainer waited for it.
-        wait_cause: What it waited for: "source", "cpu" (the workers), "order" (a slow record before others), or "consumer": it did not
-            wait, the batch was there.
-        is_filler: True for padding micro-batches that only keep ranks even; they carry no loss.
+        wait_cause: What it waited for: "source", "cpu" (the workers), "order" (a slow record before others), "ranks" (others had not
+            said yet whether they have it too), or "consumer": it did not wait, the batch was there.
+        is_filler: True for micro-batches that only keep ranks in step (`end="pad"`): fields like those of the last micro-batch of the lane,
+            with all labels ignored and everything else zero (masks one), no samples, all counts 0.
     """
 
     __slots__ = (
@@ -75,7 +77,7 @@ class Batch(dict[str, Any]):
         self.num_tokens = facts.num_tokens
         self.num_padding = facts.num_padding
         self.num_targets = facts.num_targets
-        self.is_filler = False
+        self.is_filler = facts.is_filler
         self.wait_s = 0.0
         self.wait_cause = "consumer"
         self._facts = facts
@@ -116,6 +118,8 @@ def to_batch(facts: Ready | Delivered, base: dict[str, Json]) -> Batch:
 
     `base` is the state that the pass began with; the facts hold what of it is new.
     """
+    if facts.is_filler:
+        return Batch(filler_fields(facts.state_loader()()["lanes"], facts.lane), facts, base)
     if isinstance(facts, Delivered):
         fields = _shared_tensors(facts)
         facts.memory, facts.others = None, {}  # a copy of the batch on another device must not keep them alive

@@ -18,6 +18,7 @@ __all__ = ["LoaderDataset"]
 
 class _Loader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
+    def __len__(self) -> int: ...
     def state_dict(self) -> Json: ...
     def load_state_dict(self, state: Json) -> None: ...
     def set_epoch(self, epoch: int) -> None: ...
@@ -47,6 +48,14 @@ class LoaderDataset(torch.utils.data.IterableDataset[Any]):
                 do="pass num_workers=0 there and workers= to Loader; each DataLoader worker would repeat all batches",
             )
         return iter(self._loader)
+
+    def __len__(self) -> int:
+        """Return the micro-batches of one pass.
+
+        Raises:
+            TypeError: It depends on the data.
+        """
+        return len(self._loader)
 
     def state_dict(self) -> Json:
         """Return the loader's state as of the last delivered batch."""

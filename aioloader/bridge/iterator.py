@@ -8,96 +8,25 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from aioloader.bridge.agreed import AgreedFeed
 from aioloader.bridge.batch import Batch, to_batch
+from aioloader.bridge.feed import Engine, Feed, InlineFeed
 from aioloader.engine.channel import Delivered
 from aioloader.engine.host import Ended, HostDied
-from aioloader.engine.inline import InlinePass
 from aioloader.engine.output import Ready
-from aioloader.engine.plan import Plan, Run
 from aioloader.errors import ClosedError
-from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Json
-from aioloader.telemetry.stages import Stages
-from aioloader.telemetry.waits import CAUSES, CONSUMER, Waits
+from aioloader.telemetry.waits import CAUSES, CONSUMER, RANKS, Waits
 
-__all__ = ["BatchIterator", "Feed", "InlineFeed"]
+__all__ = ["BatchIterator"]
 
 _MAX_AT_ONCE = 4  # batches that `async for` hands over without a turn of the event loop, which costs more than all the rest
-
-
-class Feed(Protocol):
-    """Where an iterator gets its micro-batches from: a host, or an inline pass."""
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait on."""
-
-    def try_receive(self) -> Ready | Delivered | None:
-        """Return the next micro-batch, None if it is not there yet; raise `Ended` at the end of the pass."""
-
-    def wait(self) -> None:
-        """Wait, blocking, until there is something to receive."""
-
-    def taken(self) -> None:
-        """Note that a micro-batch was delivered."""
-
-
-class InlineFeed:
-    """A pass that runs in the caller's thread, one micro-batch at a time."""
-
-    def __init__(self, plan: Plan, run: Run, preprocess: Preprocess) -> None:
-        self._plan = plan
-        self._preprocess = preprocess
-        self._stages = Stages()
-        self._num_records = 0
-        self._started_s = time.monotonic()
-        self._start(run)
-
-    def fileno(self) -> int:
-        """Return -1: there is nothing to wait on."""
-        return -1
-
-    def try_receive(self) -> Ready:
-        """Make and return the next micro-batch."""
-        while (ready := next(self._batches, None)) is None:
-            following = self._pass.following()
-            if following is None:
-                raise Ended(self._pass.next_state)
-            self._start(following)
-        self._num_records = ready.num_records
-        return ready
-
-    def wait(self) -> None:
-        """Return at once: `try_receive` always has something."""
-
-    def taken(self) -> None:
-        """Free the micro-batch's place in the in-flight budget."""
-        self._pass.slots.deliver(self._num_records)
-
-    def close(self) -> None:
-        """Close the source."""
-        close = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
-
-    def _start(self, run: Run) -> None:
-        self._pass = InlinePass(self._plan, run, self._preprocess, self._stages)
-        self._batches: Iterator[Ready] = iter(self._pass)
-
-    def stats(self) -> dict[str, Any]:
-        """Return the numbers of the pass."""
-        slots = self._pass.slots
-        return {
-            "stages": self._stages.snapshot(time.monotonic() - self._started_s),
-            "in_flight": slots.in_flight,
-            "peak_in_flight": slots.peak,
-            "workers": 0,
-        }
 
 
 class BatchIterator:
@@ -110,9 +39,10 @@ class BatchIterator:
         *,
         on_end: Callable[[BatchIterator, Json], None],
         on_leave: Callable[[BatchIterator], None],
-        on_death: Callable[[BatchIterator, HostDied], Feed],
+        on_death: Callable[[BatchIterator, HostDied], Engine],
     ) -> None:
         self._feed = feed
+        self._agreed = feed if isinstance(feed, AgreedFeed) else None
         self._base = state
         self._load_last: Callable[[], Json] | None = None
         self._end_state: Json = None
@@ -163,14 +93,14 @@ class BatchIterator:
         started = time.perf_counter()
         try:
             self._num_at_once += 1
-            if self._num_at_once >= _MAX_AT_ONCE or isinstance(self._feed, InlineFeed):
+            if self._num_at_once >= _MAX_AT_ONCE or self._inline is not None:
                 self._num_at_once = 0
                 await checkpoint()  # else a trainer whose batches are always there could neither be cancelled nor share its loop
             self._check()
             waited = False
             while (delivered := self._receive()) is None:
                 waited, self._num_at_once = True, 0
-                await self._wait_readable()
+                await self._wait()
                 self._check()
         except Ended as end:
             self._finish(end)
@@ -193,7 +123,7 @@ class BatchIterator:
 
     def stats(self) -> dict[str, Any]:
         """Return the numbers of the trainer's side: batches, how long it waited for them and for what, and how long it was away."""
-        own = self._feed.stats() if isinstance(self._feed, InlineFeed) else {}
+        own = {} if self._inline is None else self._inline.stats()
         return {
             **own,
             "delivered_batches": self._num_batches,
@@ -210,8 +140,8 @@ class BatchIterator:
         if self._is_waiting:
             with contextlib.suppress(anyio.NoEventLoopError):
                 anyio.notify_closing(self._feed.fileno())
-        if isinstance(self._feed, InlineFeed):
-            self._feed.close()
+        if self._inline is not None:
+            self._inline.close()
         self._on_leave(self)
 
     def __del__(self) -> None:
@@ -231,8 +161,26 @@ class BatchIterator:
         try:
             return self._feed.try_receive()
         except HostDied as death:
-            self._feed = self._on_death(self, death)
+            engine = self._on_death(self, death)
+            if self._agreed is None:
+                self._feed = engine
+            else:
+                self._agreed.engine = engine
             return None
+
+    @property
+    def _inline(self) -> InlineFeed | None:
+        feed = self._feed if self._agreed is None else self._agreed.engine
+        return feed if isinstance(feed, InlineFeed) else None
+
+    async def _wait(self) -> None:
+        """Wait for the engine or for other ranks."""
+        if self._agreed is not None and self._agreed.awaits_ranks:
+            await anyio.sleep(self._agreed.pause_s())
+        elif self._inline is not None:
+            self._inline.wait()
+        else:
+            await self._wait_readable()
 
     async def _wait_readable(self) -> None:
         """Wait until there is something to receive, or until another task closes this iterator."""
@@ -253,11 +201,11 @@ class BatchIterator:
 
     def _deliver(self, delivered: Ready | Delivered, started: float, *, waited: bool) -> Batch:
         self._num_batches += 1
+        cause = self._cause(delivered) if waited else CONSUMER
         self._feed.taken()
         batch = to_batch(delivered, self._base)
         self._load_last = delivered.state_loader()
         self._num_samples += delivered.num_samples
-        cause = delivered.cause if waited else CONSUMER
         batch.wait_cause = CAUSES[cause]
         now = time.perf_counter()
         if self._left_s is not None:
@@ -266,6 +214,10 @@ class BatchIterator:
         batch.wait_s = now - started
         self._waits.add(cause, batch.wait_s)
         return batch
+
+    def _cause(self, delivered: Ready | Delivered) -> int:
+        """Return what a micro-batch was waited for."""
+        return delivered.cause if self._agreed is None or self._agreed.has_awaited_engine else RANKS
 
 
 def _lasting(error: BaseException) -> Exception:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from aioloader.engine.lane import Lane, LaneBatch, fresh_lane_state, oldest_seq
+from aioloader.errors import UnevenEndError
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Outcome, Quarantined
 from aioloader.protocols import Batching, Json, RecordId, Sample
@@ -48,17 +49,32 @@ class Turn(NamedTuple):
     place: Place
 
 
-def fresh_rank_state(batching: Batching, lanes: LaneMap, epoch: int) -> Json:
+def fresh_rank_state(batching: Batching, lanes: LaneMap, epoch: int, *, makes_fillers: bool = False) -> Json:
     """Return the lane states and turn of a rank before its first record."""
-    return {"turn": 0, "lanes": {str(lane): fresh_lane_state(batching, epoch) for lane in lanes.served}}
+    return {"turn": 0, "lanes": {str(lane): fresh_lane_state(batching, epoch, makes_fillers=makes_fillers) for lane in lanes.served}}
 
 
 class Assembler:
-    """Batches all lanes of a rank. Pure: no clock, no I/O."""
+    """Batches all lanes of a rank. Pure: no clock, no I/O.
 
-    def __init__(self, lanes: LaneMap, batching: Batching, state: Json, slots: Slots, *, keep_partial: bool) -> None:
+    Args:
+        first_repeat: The position of an epoch from which on records are repeated, where they are.
+    """
+
+    def __init__(
+        self, lanes: LaneMap, batching: Batching, state: Json, slots: Slots, *, keep_partial: bool, first_repeat: int | None = None
+    ) -> None:
         self._order = list(lanes.served)
-        self._lanes = {lane: Lane(lane, batching, state["lanes"][str(lane)], keep_partial=keep_partial) for lane in self._order}
+        self._lanes = {
+            lane: Lane(
+                lane,
+                batching,
+                state["lanes"][str(lane)],
+                keep_partial=keep_partial,
+                first_repeat=None if first_repeat is None else lanes.num_before(lane, first_repeat),
+            )
+            for lane in self._order
+        }
         self._queues: dict[int, deque[LaneBatch]] = {lane: deque() for lane in self._order}
         self._turn = int(state["turn"])
         self._delivered: dict[str, Json] = dict(state["lanes"])
@@ -163,6 +179,23 @@ class Assembler:
             self._turn = self._order.index(batch.lane)
             yield self._deliver(batch)
 
+    def end_pass(self, end: str) -> Iterator[Turn]:
+        """After the last epoch, see to lanes of unequal length as `end` says; "pad": the shorter ones give fillers.
+
+        With `"drop"`, what the others have more is left to `next_pass`.
+
+        Raises:
+            UnevenEndError: Lanes are unequal, and are not to be.
+        """
+        if end == "pad":
+            while self._turn or any(self._queues.values()):
+                for number in self._order[self._turn :]:
+                    queue = self._queues[number]
+                    yield self._deliver(queue.popleft() if queue else self._lanes[number].filler())
+        elif end != "drop" and any(self._queues.values()):
+            steps = [lane.num_steps for lane in self._lanes.values()]
+            raise UnevenEndError(min(steps), max(steps))
+
     def num_blocked(self) -> int:
         """Return the micro-batches that wait for another lane's turn."""
         return sum(len(queue) for queue in self._queues.values())
@@ -176,7 +209,7 @@ class Assembler:
             self._slots.discard(sum(batch.num_records for batch in blocked))
             state["counts"]["dropped_samples"] += num_dropped
             state["counts"]["delivered_samples"] -= num_dropped
-            states[str(number)] = {**state, "epoch": epoch, "step": state["step"] - len(blocked)}
+            states[str(number)] = {**self._outline(number), **state, "epoch": epoch, "step": state["step"] - len(blocked)}
         return {"turn": 0, "lanes": states}
 
     def _enqueue(self, lane: Lane, batch: LaneBatch) -> Iterator[Turn]:
@@ -188,7 +221,13 @@ class Assembler:
 
     def _deliver(self, batch: LaneBatch) -> Turn:
         self._turn = (self._turn + 1) % len(self._order)
+        batch.state.update(self._outline(batch.lane))
         self._delivered = {**self._delivered, str(batch.lane): batch.state}
         self._places[batch.lane] = (batch.state["epoch"], self._position(batch.lane, batch.oldest_seq))
         self._slots.complete(batch.num_records)
         return Turn(batch, self._turn, self._delivered, min(self._places.values()))
+
+    def _outline(self, lane: int) -> dict[str, Json]:
+        """Return what fillers of a lane look like, as its state has it, where it has it: that of its last micro-batch."""
+        state = self._delivered[str(lane)]
+        return {"filler": state["filler"]} if "filler" in state else {}

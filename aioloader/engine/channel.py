@@ -70,6 +70,11 @@ class Delivered:
         self._records = records
         self._state = state
 
+    @property
+    def is_filler(self) -> bool:
+        """Return whether it only keeps lanes in step: it has neither samples nor fields."""
+        return not self.num_samples and not self.layout.names
+
     def load_records(self) -> list[tuple[RecordId, int, int]]:
         """Return ((shard, row), seq, sub) of each sample."""
         return list_records(pickle.loads(self._records))

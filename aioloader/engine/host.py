@@ -12,7 +12,7 @@ import os
 import pickle
 import socket
 import threading
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered, Inbox
 from aioloader.engine.plan import Plan, Run
@@ -24,7 +24,7 @@ from aioloader.runtime.segments import PageLock
 from aioloader.runtime.spawn import ZygoteProcess, describe_exit
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["Ended", "Host", "HostDied"]
+__all__ = ["Ahead", "Ended", "Host", "HostDied"]
 
 _EXIT_TIMEOUT_S = 1.0
 _JOIN_TIMEOUT_S = 2.0
@@ -37,6 +37,13 @@ class Ended(Exception):  # noqa: N818 - a result, not a mistake
     def __init__(self, state: Json) -> None:
         self.state = state
         super().__init__("the pass is over")
+
+
+class Ahead(NamedTuple):
+    """What can be received without waiting: so many micro-batches, and what comes right after them."""
+
+    num_batches: int
+    then: Literal["nothing yet", "end", "failure"]
 
 
 class HostDied(HostError):  # noqa: N818 - what happened, and seldom an error: another host goes on from the last state
@@ -94,6 +101,19 @@ class Host:
             raise self._death() from error
         return None if frame is None else self._open(frame)
 
+    def look(self) -> Ahead:
+        """Return what is there, without taking it."""
+        is_closed = False
+        try:
+            while (frame := self._wire.try_receive()) is not None:
+                self._early.append(frame)
+        except WireClosedError:
+            is_closed = True
+        num_batches = sum(frame.kind == BATCH for frame in self._early)
+        if num_batches < len(self._early):
+            return Ahead(num_batches, "end" if self._early[-1].kind == END else "failure")
+        return Ahead(num_batches, "failure" if is_closed else "nothing yet")
+
     def wait(self) -> None:
         """Wait, blocking, until there is something to receive."""
         self._wire.wait()
@@ -117,7 +137,7 @@ class Host:
     def close(self) -> None:
         """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
         self._wire.close()
-        for frame in self._early:  # received while waiting for something else, and never opened
+        for frame in self._early:  # received ahead of time, and never opened
             for descriptor in frame.descriptors:
                 os.close(descriptor)
         self._early.clear()

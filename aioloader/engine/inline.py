@@ -45,7 +45,9 @@ class InlinePass:
         self._stages = stages
         self._first_step = first_step
         self._runner = Runner(preprocess, SwappedSeeding(preprocess.seed))
-        self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial)
+        self._assembler = Assembler(
+            plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial, first_repeat=plan.num_distinct
+        )
         self._progress = Progress(run)
 
     def following(self) -> Run | None:
@@ -65,6 +67,7 @@ class InlinePass:
             epoch, position, cursor = epoch + 1, 0, None
             if not self._progress.is_over(epoch):
                 self._progress.check_epoch(epoch - 1)
+        yield from self._collated(self._assembler.end_pass(self._plan.end))
         self.next_state = self._progress.next_pass(self._assembler)
 
     def _epoch(self, stamper: Stamper, epoch: int, cursor: Cursor | None) -> Iterator[Ready]:

@@ -22,6 +22,7 @@ __all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
 
 _COUNTS = (
     "records",
+    "repeated_records",
     "filtered_records",
     "quarantined_records",
     "samples",
@@ -30,6 +31,8 @@ _COUNTS = (
     "dropped_samples",
     "dropped_records",
 )
+
+_NEVER = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,16 @@ class LaneBatch:
     oldest_seq: int
     """The first record that the lane needs again in this state."""
 
+    @property
+    def is_filler(self) -> bool:
+        """Return whether it only keeps the lanes in step: nothing is in it."""
+        return not self.group.samples
 
-def fresh_lane_state(batching: Batching, epoch: int) -> dict[str, Json]:
-    """Return the state of a lane before its first record."""
+
+def fresh_lane_state(batching: Batching, epoch: int, *, makes_fillers: bool = False) -> dict[str, Json]:
+    """Return the state of a lane before its first record; of one that `makes_fillers`, it has room for what they look like."""
     return {
+        **({"filler": None} if makes_fillers else {}),
         "epoch": epoch,
         "seq": 0,
         "sub": 0,
@@ -82,8 +91,10 @@ def _own_name(name: str) -> str:
 class Lane:
     """Batches one lane. Pure: no clock, no I/O."""
 
-    def __init__(self, number: int, batching: Batching, state: Json, *, keep_partial: bool) -> None:
+    def __init__(self, number: int, batching: Batching, state: Json, *, keep_partial: bool, first_repeat: int | None = None) -> None:
         self.number = number
+        self._first_repeat = _NEVER if first_repeat is None else first_repeat
+        """The first seq of an epoch whose record was there already: the epoch was filled up with records from its beginning."""
         self._batcher = batching.start()
         self._run_batcher = self._batcher if isinstance(self._batcher, RunBatcher) else None
         self._keep_partial = keep_partial
@@ -160,6 +171,7 @@ class Lane:
         skip = self._sub if seq == self._seq else 0
         if not skip:
             self._counts["records"] += 1
+            self._counts["repeated_records"] += seq >= self._first_repeat
             self._counts["samples"] += len(samples)
             self._counts["quarantined_records" if is_left_out else "filtered_records"] += not samples
             self._num_open += bool(samples)
@@ -202,6 +214,15 @@ class Lane:
         for group in self._batcher.finish():
             yield self._batch(group)
 
+    @property
+    def num_steps(self) -> int:
+        """Return the micro-batches made so far, over the whole run."""
+        return self._step
+
+    def filler(self) -> LaneBatch:
+        """Return a micro-batch with nothing in it, for a lane whose pass is over while others have more."""
+        return self._batch(Group((), ()), epoch=max(0, self._epoch - 1))
+
     def drop_record(self) -> None:
         """Count, with the end of the epoch, a record of a ragged end that this lane does not take."""
         self._num_ragged += 1
@@ -234,6 +255,8 @@ class Lane:
         self._num_open += num_records
         self._counts["records"] += num_records
         self._counts["samples"] += num_records
+        if self._seq + num_records > self._first_repeat:
+            self._counts["repeated_records"] += min(num_records, self._seq + num_records - self._first_repeat)
 
     def _keep(self, seq: int, record: RecordId, samples: Sequence[Sample]) -> None:
         """Hold on to the samples that the saved buffer refers to."""

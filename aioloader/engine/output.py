@@ -17,7 +17,7 @@ from aioloader.errors import AioLoaderError, BatchError
 from aioloader.protocols import Collator, Item, Json, RecordId, Sample
 from aioloader.sequences import ItemRun, RowIds, Rows, columns_of, parts_of
 
-__all__ = ["Provenance", "Ready", "TensorArray", "collate", "list_records", "to_arrays"]
+__all__ = ["Provenance", "Ready", "TensorArray", "collate", "list_records", "make_filler", "to_arrays"]
 
 _TENSOR_DTYPES = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
@@ -79,6 +79,7 @@ class Ready:
         num_records: In-flight slots that come free with its delivery.
         num_samples: Samples that the collator got.
         cause: What was waited for before it: its own work, where nothing runs beside the trainer.
+        is_filler: It only keeps lanes in step and has no fields; the bridge makes them up.
     """
 
     fields: dict[str, Any]
@@ -93,6 +94,7 @@ class Ready:
     num_records: int
     num_samples: int
     cause: int = 1
+    is_filler: bool = False
 
     def load_records(self) -> list[tuple[RecordId, int, int]]:
         """Return ((shard, row), seq, sub) of each sample."""
@@ -123,6 +125,8 @@ def collate(turn: Turn, collator: Collator, state_after: Callable[[Turn, int], J
         BatchError: The collator failed, or returned something else than a mapping.
     """
     batch = turn.batch
+    if batch.is_filler:
+        return make_filler(batch.step, batch.lane, batch.epoch, state_after(turn, 0))
     items = batch.group.items
     try:
         fields = _collated(collator, batch.group.samples)
@@ -140,6 +144,8 @@ def collate(turn: Turn, collator: Collator, state_after: Callable[[Turn, int], J
             record=first.record if first else None,
             lane=batch.lane,
         ) from error
+    if "filler" in batch.state:
+        batch.state["filler"] = _outline(arrays)
     return Ready(
         fields=arrays,
         step=batch.step,
@@ -153,6 +159,18 @@ def collate(turn: Turn, collator: Collator, state_after: Callable[[Turn, int], J
         num_records=batch.num_records,
         num_samples=len(batch.group.samples),
     )
+
+
+def make_filler(step: int, lane: int, epoch: int, state: Json) -> Ready:
+    """Return a micro-batch without samples and fields."""
+    counts = dict.fromkeys(("num_tokens", "num_padding", "num_targets", "num_records", "num_samples"), 0)
+    return Ready(fields={}, step=step, lane=lane, epoch=epoch, provenance=[], state=state, is_filler=True, **counts)
+
+
+def _outline(fields: Mapping[str, Any]) -> list[list[Any]]:
+    """Return (name, dtype, shape) of each field, as it goes into a state; dtype and shape are None where it is no tensor."""
+    arrays = {name: field if isinstance(field, TensorArray) else None for name, field in fields.items()}
+    return [[name, None, None] if array is None else [name, array.dtype, list(array.shape)] for name, array in arrays.items()]
 
 
 def _countable(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -74,7 +74,9 @@ class Pipeline:
         self._stages = stages
         self._work = Work(plan, pool, sink, stages)
         self.budget = self._work.budget
-        self._assembler = Assembler(plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial)
+        self._assembler = Assembler(
+            plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial, first_repeat=plan.num_distinct
+        )
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()
         self._queue = Queue()
@@ -205,7 +207,7 @@ class Pipeline:
 
     async def _assemble(self) -> Json:
         if self._progress.is_over(self._run.state["source"]["epoch"]):
-            return self._progress.next_pass(self._assembler)
+            return await self._finish_pass()
         while True:
             entry = await self._next_in_order()
             error = None if isinstance(entry, _EpochEnd) else entry.error
@@ -245,9 +247,16 @@ class Pipeline:
         if error is not None:
             raise error
         if self._progress.is_over(entry.epoch + 1):
-            return self._progress.next_pass(self._assembler)
+            return await self._finish_pass()
         self._progress.check_epoch(entry.epoch)
         return None
+
+    async def _finish_pass(self) -> Json:
+        """See to lanes of unequal length and return the next pass's state."""
+        error = await self._hand_over_all(self._assembler.end_pass(self._plan.end))
+        if error is not None:
+            raise error
+        return self._progress.next_pass(self._assembler)
 
     async def _hand_over_all(self, turns: Iterator[Turn]) -> AioLoaderError | None:
         """Hand over micro-batches as they are formed; return the error that forming one raised."""

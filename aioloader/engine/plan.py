@@ -36,10 +36,24 @@ class Plan:
     pin_memory: bool = False
     worker_cpus: tuple[int, ...] = ()
 
+    num_distinct: int | None = None
+    """Records of an epoch of the source, where `end="repeat"` fills it up with some of them again."""
+
     @property
     def keep_partial(self) -> bool:
         """Return whether a last micro-batch that is not full is delivered."""
-        return self.end == "pad"
+        return self.end != "drop"
+
+    @property
+    def makes_fillers(self) -> bool:
+        """Return whether lanes that have nothing left go on with fillers until the last one has nothing left."""
+        return self.end == "pad" and self.lanes.num_lanes > 1
+
+    @property
+    def num_records(self) -> int | None:
+        """Return the records of an epoch, None if that is not known."""
+        number: int | None = getattr(self.source, "num_records", None)
+        return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

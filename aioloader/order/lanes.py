@@ -47,6 +47,10 @@ class LaneMap:
         seq, lane = divmod(position, self.num_lanes)
         return lane, seq
 
+    def num_before(self, lane: int, position: int) -> int:
+        """Return how many records of a lane come before a position: all of them, for the number of records."""
+        return max(0, position - lane + self.num_lanes - 1) // self.num_lanes
+
     def position(self, lane: int, seq: int) -> int:
         """Return the position of a record of a lane."""
         return seq * self.num_lanes + lane

@@ -12,7 +12,7 @@ from aioloader.order.shuffle import Shuffle
 from aioloader.order.window import WindowOrder
 from aioloader.order.windowed import AsyncWindowedReader, WindowedReader, check_cursor
 from aioloader.protocols import AsyncReader, Cursor, IndexedSource, Json, Reader, Share, Source
-from aioloader.sources.indexed import IndexedReader
+from aioloader.sources.indexed import IndexedReader, Locate
 
 __all__ = ["OrderedIndex", "ShuffledStream", "order_source"]
 
@@ -42,7 +42,7 @@ class OrderedIndex:
         """Return that of the source."""
         return self.source.fingerprint()
 
-    def order(self, epoch: int) -> IndexedOrder | None:
+    def order(self, epoch: int) -> Locate | None:
         """Return which record comes when; None if there is one shard and nothing is shuffled: row by row."""
         if self._shuffle is None and len(self.source.shard_sizes) == 1:
             return None

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from aioloader.errors import ConfigError
 from aioloader.order.apportion import NEVER, WEIGHT, Course, Piece, apportion
 
-__all__ = ["Points", "Ramp", "Steps", "check_weights", "course"]
+__all__ = ["Points", "Ramp", "Steps", "check_weights", "course", "require_names"]
 
 Points: TypeAlias = Sequence[tuple[int, Mapping[str, float]]]
 """(position, weight of each source), positions rising."""

@@ -6,6 +6,7 @@ reuses when the engine has returned it.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -83,8 +84,8 @@ def main(payload: bytes, descriptors: Sequence[int], prepared: Prepared) -> None
     max_free_bytes, cpu = pickle.loads(payload)
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
-    wire = Wire(socket.socket(fileno=descriptors[0]))
-    _Worker(wire, Runner(*prepared, progress.begin_record), progress, Arena(max_free_bytes)).serve()
+    with contextlib.closing(Wire(socket.socket(fileno=descriptors[0]))) as wire:
+        _Worker(wire, Runner(*prepared, progress.begin_record), progress, Arena(max_free_bytes)).serve()
 
 
 class _Job(NamedTuple):

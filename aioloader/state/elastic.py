@@ -44,6 +44,9 @@ def merge(states: Iterable[Json]) -> Json:
     if len(given) == 1 and is_whole(given[0]):
         return given[0]
     first = given[0]
+    if first["fingerprint"]["source"].get("kind") == "already_sharded":
+        do = "load on each rank the state that it saved, or give all ranks the same source and no AlreadySharded"
+        raise ResumeError([("source", "split already, another one on each rank", "one that all ranks share")], do=do, where=_MERGE)
     _check_same_run(first, given)
     _check_ranks(first["dp_size"], [state["dp_rank"] for state in given])
     lanes = {name: lane for state in given for name, lane in state["lanes"].items()}

@@ -4,14 +4,16 @@ source     there was nothing to work on: the upstream is too slow
 cpu        the workers had work and no result was there: more of them, or cheaper preprocessing
 order      results were there, and the one whose turn it was took longer: a larger buffer
 consumer   the micro-batch was there before the trainer asked: the trainer is the bottleneck, as it should be
+ranks      it was there, and other ranks had not said yet whether they have one too
 """
 
 from __future__ import annotations
 
-__all__ = ["CAUSES", "CONSUMER", "WaitCauses", "Waits"]
+__all__ = ["CAUSES", "CONSUMER", "RANKS", "WaitCauses", "Waits"]
 
-CAUSES = ("source", "cpu", "order", "consumer")
+CAUSES = ("source", "cpu", "order", "consumer", "ranks")
 CONSUMER = CAUSES.index("consumer")
+RANKS = CAUSES.index("ranks")
 _CPU = CAUSES.index("cpu")
 
 

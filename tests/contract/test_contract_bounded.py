@@ -219,7 +219,7 @@ def test_what_the_trainer_waits_for_is_named(source: Any, preprocess: Any, pause
             time.sleep(pause_s)
         stats = loader.stats()
     assert max(causes, key=causes.__getitem__) == cause, causes
-    assert set(stats["waits"]) == {"source", "cpu", "order", "consumer"}
+    assert set(stats["waits"]) == {"source", "cpu", "order", "consumer", "ranks"}
     assert sum(entry["batches"] for entry in stats["waits"].values()) == stats["delivered_batches"]
     assert stats["consumer_wait_s"] == pytest.approx(sum(entry["wait_s"] for entry in stats["waits"].values()))
     assert stats["stages"]["preprocess"]["rate_per_s"] > 0

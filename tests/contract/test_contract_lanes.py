@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aioloader import BatchError, FixedBatch, Loader, Mesh, Pack, PretrainCollator, ResumeError, SourceError
+from aioloader import AlreadySharded, BatchError, FixedBatch, Loader, Mesh, Pack, PretrainCollator, ResumeError, Shuffle, SourceError
+from aioloader.state import merge
 from tests.contract.cases import INLINE, PROCESSES, THREADS, Options, collate, documents, drain, name_of, numbers, some_or_many
 
 BATCHINGS: dict[str, Options] = {
@@ -161,3 +162,26 @@ def test_a_mistake_in_a_batching_of_the_users_own(options: Options) -> None:
     assert delivered == [0, 1, 2]
     assert isinstance(error, BatchError)
     assert isinstance(error.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("shuffle", [None, Shuffle(window=8)])
+def test_a_stream_that_is_split_already_is_read_whole_on_each_rank(shuffle: Shuffle | None) -> None:
+    def make(rank: int) -> Loader:
+        source = AlreadySharded(range(100 * rank, 100 * rank + 24))
+        options: dict[str, Any] = {"batch": FixedBatch(4), "collate": collate, "workers": 0, "lanes": 6, "shuffle": shuffle}
+        return Loader(source, mesh=Mesh(dp_rank=rank, dp_size=3), **options)
+
+    states = []
+    for rank in range(3):
+        with make(rank) as loader:
+            batches = [batch["x"].tolist() for batch in loader]
+        assert sorted(number for batch in batches for number in batch) == list(range(100 * rank, 100 * rank + 24))
+        with make(rank) as loader:
+            started = iter(loader)
+            assert [next(started).lane, next(started).lane] == [rank, rank + 3]
+            states.append(started.state())
+        with make(rank) as loader:
+            loader.load_state_dict(states[-1])
+            assert [batch["x"].tolist() for batch in loader] == batches[2:]
+    with pytest.raises(ResumeError, match=r"(?s)split already.*AlreadySharded"):
+        merge(states)
