@@ -11,21 +11,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aioloader import options
-from aioloader.batching import FixedBatch
-from aioloader.engine.assembler import fresh_rank_state
 from aioloader.engine.ending import num_steps
 from aioloader.engine.plan import Run
 from aioloader.engine.replay import replay
+from aioloader.engine.resuming import fitted_state, starting_state
 from aioloader.errors import ClosedError, ConfigError
-from aioloader.order.lanes import LaneMap
 from aioloader.order.mesh import Mesh
-from aioloader.order.mixed import MixedStream
-from aioloader.order.ordered import OrderedIndex
 from aioloader.planning import make_plan
 from aioloader.pools.recovery import RestartBudget
 from aioloader.protocols import Batching, Json
-from aioloader.state.elastic import change_source, is_whole, redeal, split
-from aioloader.state.schema import check_schema, check_state, fresh_state
 
 if TYPE_CHECKING:
     from aioloader.bridge.agreed import AgreedFeed
@@ -169,7 +163,7 @@ class Loader:
         self._bridge_stats: dict[str, Any] = {}
         self._resumed = False
         self._host_restarts = RestartBudget(_MAX_HOST_RESTARTS_PER_MINUTE)
-        self._state = self._delivered = self._fresh(epoch=0)
+        self._state = self._delivered = starting_state(self._plan)
 
     # Iterating
 
@@ -221,7 +215,7 @@ class Loader:
         options.check_int("Loader.set_epoch", epoch, at_least=0, do="count epochs from 0")
         self._refuse_live("set_epoch")
         if epoch != self.epoch:
-            self._state = self._delivered = self._fresh(epoch)
+            self._state = self._delivered = starting_state(self._plan, epoch)
             self._resumed = False
 
     # State
@@ -253,15 +247,7 @@ class Loader:
             ConfigError: An iterator is live and would not notice.
         """
         self._refuse_live("load_state_dict")
-        check_schema(state)
-        if isinstance(self._plan.source, MixedStream) and any(name.partition(".")[0] == "source" for name in accept):
-            state = change_source(state, self._plan.source.adopt)
-        if is_whole(state):
-            state = self._redealt(state, accept)
-        if is_whole(state) and state["num_lanes"] == self.num_lanes:
-            state = split(state, self._plan.lanes.dp_size)[self._plan.lanes.dp_rank]
-        check_state(state, self._fresh(epoch=0), accept=accept)
-        self._state = self._delivered = {**state, "fingerprint": self._plan.fingerprint}
+        self._state = self._delivered = fitted_state(self._plan, state, accept)
         self._resumed = True
 
     # The rest of the public surface
@@ -466,21 +452,3 @@ class Loader:
                 got="one that would not notice",
                 do="call it before the loop, or close the iterator first",
             )
-
-    def _redealt(self, state: Json, accept: Collection[str]) -> Json:
-        """Return a merged state for this loader's number of lanes, where the data can be dealt anew."""
-        plan = self._plan
-        is_dealt_anew = isinstance(plan.source, OrderedIndex) and isinstance(plan.batching, FixedBatch)
-        if state["num_lanes"] == self.num_lanes or not is_dealt_anew:
-            return state
-        lanes = LaneMap(num_lanes=self.num_lanes)
-        fresh = fresh_state(plan.fingerprint, lanes, fresh_rank_state(plan.batching, lanes, 0, makes_fillers=plan.makes_fillers), 0)
-        redealt = redeal(state, fresh)
-        check_state({**redealt, "dp_rank": 0, "dp_size": 1, "turn": 0}, fresh, accept=accept)
-        return redealt
-
-    def _fresh(self, epoch: int) -> Json:
-        plan = self._plan
-        return fresh_state(
-            plan.fingerprint, plan.lanes, fresh_rank_state(plan.batching, plan.lanes, epoch, makes_fillers=plan.makes_fillers), epoch
-        )

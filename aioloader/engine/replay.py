@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aioloader.engine.assembler import fresh_rank_state
 from aioloader.engine.inline import InlinePass
 from aioloader.engine.output import Ready
 from aioloader.engine.plan import Plan, Run
+from aioloader.engine.resuming import starting_state
 from aioloader.errors import ConfigError, ResumeError
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.runner import Preprocess
 from aioloader.protocols import Json
-from aioloader.state.schema import check_schema, check_state, fresh_state
+from aioloader.state.schema import check_schema, check_state
 from aioloader.telemetry.stages import Stages
 
 __all__ = ["replay"]
@@ -27,7 +27,7 @@ def replay(plan: Plan, preprocess: Preprocess, *, step: int, lane: int, state: J
         raise ConfigError("Loader.replay(step=)", expected="a step of 0 or more", got=repr(step), do="take batch.step")
     alone = LaneMap(num_lanes=num_lanes, dp_rank=lane, dp_size=num_lanes)
     plan = replace(plan, lanes=alone)
-    fresh = fresh_state(plan.fingerprint, alone, fresh_rank_state(plan.batching, alone, 0), 0)
+    fresh = starting_state(plan)
     begun = fresh if state is None else _state_of_lane(state, fresh, lane)
     if begun["lanes"][str(lane)]["step"] > step:
         difference = ("step", begun["lanes"][str(lane)]["step"], f"at most {step}")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aioloader import Balanced, ConfigError, FixedBatch, Loader, Mesh, ResumeError, Shuffle
+from aioloader.state import merge
 
 LENGTHS = np.random.default_rng(0).lognormal(5, 1, 1000).astype(np.int64) + 1
 LANES, BATCH = 4, 8
@@ -72,6 +73,8 @@ def test_it_resumes_and_knows_its_lengths() -> None:
         rest = [batch["x"].tolist() for batch in loader]
     with make(source) as loader:
         assert before + rest == [batch["x"].tolist() for batch in loader]
+    with make(source, lanes=5) as loader, pytest.raises(ResumeError, match="num_lanes"):  # the order depends on the lanes
+        loader.load_state_dict(merge([state]))
     with make(Balanced(range(1000), LENGTHS + 1, cost="quadratic")) as loader, pytest.raises(ResumeError, match=r"source.balanced.lengths"):
         loader.load_state_dict(state)
 
