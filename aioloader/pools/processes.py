@@ -67,6 +67,7 @@ class ProcessPool:
         self._preprocess = preprocess
         self._workers: list[WorkerHandle] = []
         self._error: Exception | None = None
+        self._is_closed = False
         self._changed = Signal()
         self._held = HeldBytes()
 
@@ -205,6 +206,7 @@ class ProcessPool:
 
     async def aclose(self) -> None:
         """Kill the workers; their memory stays valid where it is still viewed."""
+        self._is_closed = True
         for worker in self._workers:
             await self._forks.kill(worker.pid)
             worker.close()
@@ -224,7 +226,11 @@ class ProcessPool:
             progress.close()
             os.close(stack)
             raise
-        return WorkerHandle(f"{number}", pid, Wire(ours), progress, stack)
+        worker = WorkerHandle(f"{number}", pid, Wire(ours), progress, stack)
+        if self._is_closed:  # while the answer was on its way; the zygote ends the process
+            worker.close()
+            raise HostError("pool: expected to be open until its workers are started, got closed meanwhile; start another loader.")
+        return worker
 
     async def _least_loaded(self) -> WorkerHandle:
         while True:

@@ -26,6 +26,7 @@ def describe(state: Json) -> str:
         f"after step {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))}; epochs {_span([lane['epoch'] for lane in lanes])}",
         f"reads from epoch {place['epoch']}, position {place['position']}",
         *(f"{name.replace('_', ' ')}: {number}" for name, number in _totals(state).items() if number),
+        *(f"source {name}: {number} records drawn up to there" for name, number in _drawn(place["cursor"]).items()),
         *(f"{name}: {value}" for name, value, _ in differences(state["fingerprint"], {})),
     ]
     return "\n".join(lines)
@@ -42,6 +43,12 @@ def _totals(state: Json) -> dict[str, int]:
         for name, number in lane["counts"].items():
             totals[name] = totals.get(name, 0) + number
     return totals
+
+
+def _drawn(cursor: Json) -> dict[str, int]:
+    """Return how many records of each source of a mixture come before the place from which is read; nothing for other sources."""
+    drawer = cursor.get("drawer") if isinstance(cursor, dict) else None
+    return dict(drawer["drawn"]) if drawer else {}
 
 
 def _span(numbers: list[int]) -> str:

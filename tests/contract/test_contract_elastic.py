@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -232,6 +233,7 @@ def test_a_source_is_added_to_a_mixture_on_purpose_and_all_ranks_agree_from_wher
             new.load_state_dict(merge(states), accept=["source"])
             batches = iter(new)
             after += [(sample.record, sample.sub) for batch in itertools.islice(batches, 60) for sample in batch.samples]
+            assert re.search(r"source c: [1-9]\d* records drawn", describe(batches.state()))
             (change,) = batches.state()["source"]["cursor"]["drawer"]["changes"]
             assert change["added"] == ["c"]
     shards = Counter(shard.partition("/")[0] for shard, _ in {record for record, _ in after})
