@@ -100,7 +100,8 @@ class InlinePass:
         started = time.perf_counter()
         attempt = Attempt(self._plan.faults, self._assembler.quarantined, stamps, chunk)
         while (step := attempt.step()) is not None:
-            time.sleep(step.delay_s)
+            if step.delay_s:  # a sleep of nothing gives the CPU away
+                time.sleep(step.delay_s)
             outcome = self._runner.run(step.chunk)
             if outcome.failure is not None and type(outcome.failure.error) is KeyboardInterrupt:
                 raise outcome.failure.error  # Ctrl-C in this very process

@@ -190,16 +190,12 @@ class Lane:
             return
         if self._refs is not None:
             yield from self._restore()
-        for group in self._batcher.finish():
-            left = set(self._batcher.refs(self._batcher.state()))
-            if not left:  # with the group that empties the buffer, since what is in it belongs to this epoch
-                self._begin(epoch + 1)
+        for group in self._batcher.finish():  # as of each, the lane still stands in this epoch: so it does if resumed there
             if group.complete or self._keep_partial:
-                yield self._batch(group, epoch=epoch)
+                yield self._batch(group)
             else:
-                self._counts["dropped_samples"] += _num_finished(group, left)
-        if self._epoch == epoch:
-            self._begin(epoch + 1)
+                self._counts["dropped_samples"] += _num_finished(group, set(self._batcher.refs(self._batcher.state())))
+        self._begin(epoch + 1)
         self._num_open = 0
 
     def _begin(self, epoch: int) -> None:
@@ -210,6 +206,8 @@ class Lane:
     def end_early(self) -> Iterator[LaneBatch]:
         """Yield what is left before a failure, also if it is not full: everything before the failing record is delivered."""
         if self._refs is not None:
+            if not self._refs <= self._items.keys():  # a resume that did not get as far: what was saved stands
+                return
             yield from self._restore()
         for group in self._batcher.finish():
             yield self._batch(group)

@@ -21,6 +21,7 @@ class Progress:
         self._num_before_epoch = 0
         self._num_tokens = {lane: state["counts"]["delivered_tokens"] for lane, state in run.state["lanes"].items()}
         self._first_epoch = run.state["source"]["epoch"]
+        self._last_begun_epoch = max(lane["epoch"] for lane in run.state["lanes"].values())
 
     def state_after(self, turn: Turn, num_tokens: int) -> Json:
         """Return what of the rank's state is new once a micro-batch with so many real tokens is delivered."""
@@ -44,7 +45,8 @@ class Progress:
         Raises:
             SourceError: A whole epoch gave nothing, and the pass would go on for ever.
         """
-        if self.num_delivered == self._num_before_epoch and epoch > self._first_epoch:
+        # Up to the last epoch that a lane had begun when it was saved, what is read may be a rest that fills nothing.
+        if self.num_delivered == self._num_before_epoch and epoch > self._last_begun_epoch:
             raise SourceError(
                 f"expected epoch {epoch} to give at least one micro-batch, got none, and would go on for ever; "
                 "use fewer samples per micro-batch, fewer lanes, or end='pad'"

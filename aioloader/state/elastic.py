@@ -122,7 +122,7 @@ def redeal(state: Json, fresh: Json) -> Json:
 def _redealt(lanes: Sequence[Json], fresh: Json) -> Json:
     """Return new lanes that count on where the old ones are; the first one keeps the sums."""
     step = max(lane["step"] for lane in lanes)
-    quarantined = [record for lane in lanes for record in lane["quarantined"]]
+    quarantined = [list(record) for record in dict.fromkeys(tuple(record) for lane in lanes for record in lane["quarantined"])]
     counts = {name: sum(lane["counts"][name] for lane in lanes) for name in lanes[0]["counts"]}
     for lane in lanes:  # what is still in a buffer is taken once more
         counts["records"] -= len({seq for seq, _ in lane["batcher"]["refs"]})

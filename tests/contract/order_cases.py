@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from aioloader import Mixture, Ramp, Steps
+from aioloader import AsyncIterableSource, IterableSource, Mixture, Ramp, Steps
 from aioloader.order.ordered import OrderedIndex
+from aioloader.pools.rng import record_rng
 from aioloader.protocols import Json, PackedRow
 from tests.contract.cases import documents
 from tests.contract.reference import Data, MicroBatch, Mixed
@@ -105,9 +106,9 @@ def plain_source(kind: str, records: list[Any]) -> tuple[Any, Data]:
     if kind == "list":
         return list(records), Data({"sequence": records})
     if kind == "async stream":
-        return AsyncLines(records), Data({"async_iterable": records}, is_stream=True)
-    make = {"stream": Lines, "bookmarked stream": Bookmarked}[kind]
-    return make(records), Data({"iterable": records}, is_stream=True)
+        return AsyncIterableSource(AsyncLines(records)), Data({"async_iterable": records}, is_stream=True)
+    make = Bookmarked if kind == "bookmarked stream" else Lines
+    return IterableSource(make(records)), Data({"iterable": records}, is_stream=True)
 
 
 PLAIN = ("list", "shards", "stream", "bookmarked stream", "async stream")
@@ -116,12 +117,11 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "mixture": {},
     "mixture with steps": {
         "stop": "all_exhausted",
-        "schedule": Steps([(0, {"a": 0.2, "b": 0.5, "c": 0.3}), (15, {"a": 0.6, "b": 0.4, "c": 0.0}), (24, {"a": 0, "b": 1, "c": 1})]),
+        "schedule": Steps([(0, {"a": 0.4, "b": 0.2, "c": 0.4}), (9, {"a": 0.6, "b": 0.4, "c": 0.0}), (13, {"a": 1, "b": 0, "c": 1})]),
     },
     "mixture with a ramp": {
-        "stop": "all_exhausted",
-        "schedule": Ramp([(0, {"a": 0.1, "b": 0.8, "c": 0.1}), (20, {"a": 0.6, "b": 0.2, "c": 0.2})]),
-        "repeats": {"a": 2, "b": 1},
+        "schedule": Ramp([(0, {"a": 0.3, "b": 0.5, "c": 0.2}), (10, {"a": 0.8, "b": 0.1, "c": 0.1})]),
+        "repeats": {"b": 1, "c": 2},
     },
     "mixture without end": {"stop": "repeat", "repeats": {"b": 2}},
 }
@@ -169,7 +169,7 @@ class Prepare:
 
     def _sample(self, tokens: Any) -> dict[str, Any]:
         if self.is_random:
-            tokens = tokens + np.random.randint(0, 10**6, tokens.shape)
+            tokens = tokens + record_rng().integers(0, 10**6, tokens.shape)
         return {"input_ids": tokens, "labels": tokens + 1}
 
     def fingerprint(self) -> dict[str, Json]:
@@ -177,7 +177,7 @@ class Prepare:
 
 
 def rows_as_arrays(samples: list[Any]) -> dict[str, Any]:
-    """Collate packed rows or plain samples to all their tokens, and for each piece: its row, where it begins in its document, its length."""
+    """Collate packed rows or plain samples to all their tokens, and for each piece its row, where it begins in its document, its length."""
     pieces = []
     for number, sample in enumerate(samples):
         if isinstance(sample, PackedRow):

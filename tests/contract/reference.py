@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def in_order(data: Data, shuffle: Shuffle | None, seed: int, epoch: int, purpose
     """Return the records of an epoch in the order in which they are handed out."""
     shards = [[((name, row), record) for row, record in enumerate(records)] for name, records in data.shards.items()]
     if shuffle is None:
-        return sum(shards, [])
+        return list(chain.from_iterable(shards))
     seed = seed if shuffle.seed is None else shuffle.seed
     if data.is_stream:
         (rows,) = shards
@@ -77,7 +77,7 @@ def in_order(data: Data, shuffle: Shuffle | None, seed: int, epoch: int, purpose
         shards = permuted(shards, seed, epoch, f"{purpose}, shards")
         num_windows = -(-len(shards) // (shuffle.shards_in_window or len(shards)))
         borders = [number * len(shards) // num_windows for number in range(num_windows + 1)]
-        windows = [sum(shards[start:stop], []) for start, stop in zip(borders, borders[1:], strict=False)]
+        windows = [list(chain.from_iterable(shards[start:stop])) for start, stop in pairwise(borders)]
     return [row for number, window in enumerate(windows) for row in permuted(window, seed, epoch, f"{purpose}, window {number}")]
 
 
@@ -224,15 +224,18 @@ class Reference:
             rows = in_order(self.source, self.shuffle, self.seed, epoch)[: self.limit]
         return rows[: len(rows) // self.num_lanes * self.num_lanes]
 
-    def lane(self, number: int, first_epoch: int, end_epoch: int) -> list[MicroBatch]:
-        """Return the micro-batches of one lane in a pass over these epochs."""
-        found = []
+    def lanes(self, first_epoch: int, end_epoch: int) -> list[list[MicroBatch]]:
+        """Return the micro-batches of each lane in a pass over these epochs. A rank ends with the shortest of its lanes."""
+        found: list[list[MicroBatch]] = [[] for _ in range(self.num_lanes)]
         for epoch in range(first_epoch, end_epoch):
-            docs = []
-            for record_id, record in self.records(epoch)[number :: self.num_lanes]:
-                made = self.preprocess(record)
-                samples = [] if made is None else made if isinstance(made, list) else [made]
-                docs += [Doc(record_id, sub, np.asarray(one["input_ids"]).tolist()) for sub, one in enumerate(samples)]
-            for group, rows in batched(self.batching, docs):
-                found.append(MicroBatch(epoch, [(doc.record, doc.sub) for doc in group], rows))
+            rows = self.records(epoch)
+            for number, lane in enumerate(found):
+                docs = [doc for record_id, record in rows[number :: self.num_lanes] for doc in self.samples(record_id, record)]
+                for group, made in batched(self.batching, docs):
+                    lane.append(MicroBatch(epoch, [(doc.record, doc.sub) for doc in group], made))
         return found
+
+    def samples(self, record_id: tuple[str, int], record: Any) -> list[Doc]:
+        made = self.preprocess(record)
+        samples = [] if made is None else made if isinstance(made, list) else [made]
+        return [Doc(record_id, sub, np.asarray(one["input_ids"]).tolist()) for sub, one in enumerate(samples)]
