@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from aioloader import Bucket, FixedBatch, Loader, Pack, PretrainCollator, SftCollator, Shuffle, StackCollator, TokenBudget
-from tests.contract.cases import PROCESSES, SIDECAR_THREADS, THREAD_HOST, THREADS, Options
+from aioloader import Bucket, FixedBatch, Loader, Pack, PretrainCollator, SftCollator, Shuffle, SourceError, StackCollator, TokenBudget
+from tests.contract.cases import PROCESSES, SIDECAR_THREADS, THREAD_HOST, THREADS, Options, collate, documents, numbers
 from tests.contract.order_cases import Facts, Prepare, facts_of, make_source, rows_as_arrays, through_json
 
 NUM_RECORDS = 14
@@ -133,8 +133,8 @@ def check(run: Run) -> None:
 def test_every_source_order_and_batching(source: str, order: str, batching: str) -> None:
     """Each with one collator in turn, so that every source and every batching meets all of those that take samples of any length."""
     turn = SOURCES.index(source) + list(ORDERS).index(order) + list(BATCHINGS).index(batching)
-    collate = list(COLLATORS.values())[turn % 3]
-    check(Run(f"{source}, {order}, {batching}", source, shuffle=ORDERS[order], batch=BATCHINGS[batching], collate=collate))
+    collator = list(COLLATORS.values())[turn % 3]
+    check(Run(f"{source}, {order}, {batching}", source, shuffle=ORDERS[order], batch=BATCHINGS[batching], collate=collator))
 
 
 @pytest.mark.parametrize("collator", COLLATORS)
@@ -219,6 +219,46 @@ def test_other_workers_hosts_and_buffers(source: str, batching: str, options: Op
         loader.load_state_dict(state)
         assert [told(batch) for batch in loader] == run.told[middle + 3 : run.num_batches]
     assert list(run.resumed(state, run.half - middle - 3)) == run.told[middle + 3 : run.half]
+
+
+def thin(number: int) -> int | None:
+    """Leave lane 0 of 2 a third of what lane 1 has."""
+    return None if number % 2 == 0 and number > 2 else number
+
+
+def test_a_lane_that_is_epochs_ahead_of_another_is_resumed() -> None:
+    def make() -> Loader:
+        return Loader(range(12), preprocess=thin, batch=FixedBatch(2), collate=collate, lanes=2, epochs=4, workers=0)
+
+    with make() as loader:
+        batches = list(loader)
+    assert [batch.epoch for batch in batches] == [0, 0, 1, 0, 2, 0, 3, 1]
+    for at in range(len(batches) - 1):
+        with make() as loader:
+            loader.load_state_dict(through_json(batches[at].state()))
+            assert numbers(loader) == numbers(batches[at + 1 :]), f"resumed after {at + 1} batches"
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, THREADS])
+def test_a_source_that_fails_before_a_saved_buffer_is_read_again_is_named(options: Options) -> None:
+    fails = False
+
+    def lines() -> Iterator[Any]:
+        if fails:
+            raise OSError("gone")
+        yield from documents(40)
+
+    def make() -> Loader:
+        return Loader(lines, preprocess=Prepare(), batch=BATCHINGS["bucket"], collate=rows_as_arrays, lanes=2, **options)
+
+    with make() as loader:
+        state = next(state for batch in loader if all((state := batch.state())["lanes"][lane]["batcher"]["buckets"] for lane in "01"))
+    fails = True
+    with make() as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SourceError, match="OSError: gone"):
+            next(iter(loader))
+        assert loader.state_dict() == state
 
 
 def test_states_are_small() -> None:

