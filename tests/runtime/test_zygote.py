@@ -234,10 +234,11 @@ async def test_ctrl_c_is_for_the_trainer(zygote: ZygoteProcess) -> None:
 
 async def test_a_client_that_goes_takes_its_children_along_and_no_others(zygote: ZygoteProcess) -> None:
     async with client_of(zygote) as stays:
-        async with client_of(zygote) as goes:
-            mine = [await goes.fork(f"{ENTRIES}:wait", "mine", b"", []) for _ in range(3)]
-            other = await stays.fork(f"{ENTRIES}:wait", "other", b"", [])
-        with watched(mine) as pidfds:
+        with contextlib.ExitStack() as watches:
+            async with client_of(zygote) as goes:
+                mine = [await goes.fork(f"{ENTRIES}:wait", "mine", b"", []) for _ in range(3)]
+                other = await stays.fork(f"{ENTRIES}:wait", "other", b"", [])
+                pidfds = watches.enter_context(watched(mine))  # afterwards they may be gone already
             await anyio.to_thread.run_sync(wait_for_end, pidfds, 2)
         assert await stays.exit_of(other, 0.05) is None
         await stays.kill(other)
