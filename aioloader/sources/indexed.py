@@ -41,7 +41,7 @@ class IndexedReader:
         epoch: Which pass over them this is.
         cursor: Where to read from.
         share: The positions that are read; the others are stepped over.
-        order: The order of the records; by default as they lie.
+        order: The order of the records; None for one shard as it lies.
 
     Raises:
         ResumeError: `cursor` is not a position of this source.
@@ -59,7 +59,8 @@ class IndexedReader:
             raise cursor_error(source.shard_name(0), cursor, f"a position from 0 to {self._num_records}")
         self._position = position
         self._share = share
-        self._order = order if order is not None or len(self._sizes) == 1 else _AsTheyLie(self._sizes)
+        assert order is not None or len(self._sizes) == 1, "IndexedOrder without a shuffle is the order of several shards as they lie"
+        self._order = order
         self._piece = FIRST_PIECE if source.fetches_many else 1
         self._failure: BaseException | None = None
         self._closed = False
@@ -217,14 +218,3 @@ class _Places:
             for place, record in zip(at.tolist(), source.fetch(shard, self._rows[at].tolist()), strict=True):
                 records[place] = record
         return records
-
-
-class _AsTheyLie:
-    """Several shards one after another."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._starts = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))])
-
-    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        shards = np.searchsorted(self._starts, positions, side="right") - 1
-        return shards, positions - self._starts[shards]

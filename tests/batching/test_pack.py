@@ -11,27 +11,12 @@ from hypothesis import strategies as st
 
 from aioloader.batching import Pack
 from aioloader.errors import BatchError, ConfigError, ResumeError
-from aioloader.protocols import Group, Item, PackedRow
-
-
-def make_items(lengths: Sequence[int], first_seq: int = 0) -> list[Item]:
-    borders = np.cumsum([0, *lengths]).tolist()
-    samples = [{"input_ids": np.arange(start, stop)} for start, stop in itertools.pairwise(borders)]
-    return [Item(sample, seq, 0, ("shard", seq)) for seq, sample in enumerate(samples, start=first_seq)]
+from aioloader.protocols import Group, Item
+from tests.batching.pack_cases import groups_of, make_items, rows_of
 
 
 def one(sample: Any) -> Item:
     return Item(sample, 5, 0, ("shard", 3))
-
-
-def groups_of(batching: Pack, items: Sequence[Item]) -> tuple[list[Group], dict[str, int]]:
-    batcher = batching.start()
-    groups = [group for item in items for group in batcher.push(item)] + list(batcher.finish())
-    return groups, batcher.counters()
-
-
-def rows_of(groups: Sequence[Group]) -> list[PackedRow]:
-    return [row for group in groups for row in group.samples]
 
 
 def tokens_of(groups: Sequence[Group], field: str = "input_ids") -> list[int]:

@@ -13,26 +13,11 @@ from hypothesis import strategies as st
 from aioloader.batching import Pack
 from aioloader.batching.bins import pack_lengths
 from aioloader.errors import BatchError
-from aioloader.protocols import Batcher, Group, Item, PackedRow
+from aioloader.protocols import Batcher, Group
+from tests.batching.pack_cases import groups_of, make_items, rows_of
 
 properties = settings(max_examples=50, deadline=None)
 fits = st.sampled_from(["first_fit", "best_fit"])
-
-
-def make_items(lengths: Sequence[int], first_seq: int = 0) -> list[Item]:
-    borders = np.cumsum([0, *lengths]).tolist()
-    samples = [{"input_ids": np.arange(start, stop)} for start, stop in itertools.pairwise(borders)]
-    return [Item(sample, seq, 0, ("shard", seq)) for seq, sample in enumerate(samples, start=first_seq)]
-
-
-def groups_of(batching: Pack, items: Sequence[Item]) -> tuple[list[Group], dict[str, int]]:
-    batcher = batching.start()
-    groups = [group for item in items for group in batcher.push(item)] + list(batcher.finish())
-    return groups, batcher.counters()
-
-
-def rows_of(groups: Sequence[Group]) -> list[PackedRow]:
-    return [row for group in groups for row in group.samples]
 
 
 def pieces_of(groups: Sequence[Group]) -> list[list[int]]:
