@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,11 @@ from aioloader.pools.recovery import RestartBudget
 from aioloader.protocols import Batching, Json
 
 if TYPE_CHECKING:
-    from aioloader.bridge.agreed import AgreedFeed
     from aioloader.bridge.batch import Batch
     from aioloader.bridge.dataset import LoaderDataset
     from aioloader.bridge.feed import InlineFeed
     from aioloader.bridge.iterator import BatchIterator
-    from aioloader.bridge.rounds import Rounds
+    from aioloader.bridge.job import Job
     from aioloader.engine.host import Host, HostDied
     from aioloader.order.shuffle import Shuffle
 
@@ -76,6 +75,13 @@ class Loader:
             in a process group of their own, if torch.distributed is initialised; a loader without it works alone.
         end_timeout_s: How long a rank waits for the others to agree on the next step. A rank that is missing for longer is named by a
             `SynchronizationError`. Time between two steps does not count; the default is that of torch's own collectives.
+        check_every: Where torch.distributed is initialised with the ranks of the mesh, ranks compare configurations and states before each
+            pass, and after every so many steps, in the background, digests of what they were given: ranks that share a dp_rank (tensor,
+            pipeline and context parallel ones) must get the same bytes, others no record in common. All ranks have to iterate
+            the loader then. None: no checks.
+        read: "all": each rank reads and preprocesses for itself. "group": of the ranks that share a dp_rank (and a cp_rank) the first
+            one does, and sends its micro-batches, with their states, to the others, in a process group of their own.
+        read_device: Where micro-batches travel and arrive with `read="group"`; "cuda" uses the NCCL backend. Default: the CPU, with gloo.
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
         max_restarts_per_minute: A worker process that dies is replaced and its records run again; more deaths than this are an error.
             A record that was running at three of them is one too (`WorkerError`).
@@ -114,6 +120,9 @@ class Loader:
         prefetch_batches: int = 2,
         end: str = "drop",
         end_timeout_s: float = 600.0,
+        check_every: int | None = 100,
+        read: str = "all",
+        read_device: str | None = None,
         on_error: Any = "raise",
         worker_init: Callable[[], Any] | None = None,
         timeout_s: float | None = None,
@@ -125,14 +134,20 @@ class Loader:
         host: str = "process",
     ) -> None:
         self._host: Host | None = None
-        self._rounds: Rounds | None = None
+        self._job: Job | None = None
         self._end_timeout_s = options.check_deadline("Loader(end_timeout_s=)", end_timeout_s)
+        if check_every is not None:
+            options.check_int("Loader(check_every=)", check_every, at_least=1, do="pass a number of steps, or None for no checks")
+        self._check_every = check_every
+        self._read = options.check_choice("Loader(read=)", read, ("all", "group"))
+        self._read_device = read_device
         self._iterator: weakref.ref[BatchIterator] | None = None
         self._closed = False
         if epochs is not None:
             options.check_int("Loader(epochs=)", epochs, at_least=1, do="pass a number of epochs, or None to run without end")
         self._epochs = epochs
         self._host_kind = options.check_choice("Loader(host=)", host, ("process", "thread"))
+        self._mesh = mesh if mesh is not None else Mesh.from_env()
         self._plan, self._preprocess = make_plan(
             source,
             preprocess=preprocess,
@@ -140,7 +155,7 @@ class Loader:
             preprocess_batch_size=preprocess_batch_size,
             batch=batch,
             collate=collate,
-            mesh=mesh if mesh is not None else Mesh.from_env(),
+            mesh=self._mesh,
             shuffle=shuffle,
             seed=seed,
             lanes=lanes,
@@ -182,7 +197,7 @@ class Loader:
                 "len(loader): expected a source of known size, no preprocess, FixedBatch and a number of epochs, got a loader whose number "
                 "of micro-batches depends on the data; count the steps, or iterate until the end"
             )
-        is_common = self._plan.end != "pad" or self._has_other_ranks()
+        is_common = self._plan.end != "pad" or self._ranks().has_other_ranks
         return (steps.longest if is_common else steps.own) * self._epochs * len(self._plan.lanes.served)
 
     def __bool__(self) -> bool:
@@ -298,9 +313,8 @@ class Loader:
         """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
         self._closed = True
         self._shut_down()
-        if self._rounds is not None:
-            self._rounds.close()
-            self._rounds = None
+        if self._job is not None:
+            self._job.close()
 
     def __enter__(self) -> Loader:
         """Return the loader; leaving the block closes it."""
@@ -341,8 +355,10 @@ class Loader:
                 ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
             )
         run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=self._resumed)
-        feed = self._agreed(run) if self._has_to_agree(run) else self._engine(run)
-        iterator = BatchIterator(feed, self._state, on_end=self._passed, on_leave=self._left, on_death=self._revive)
+        job = self._ranks()
+        job.begin_pass(run)
+        feed = job.feed(run, start=self._engine, leave=self._end_host)
+        iterator = BatchIterator(feed, self._state, job, on_end=self._passed, on_leave=self._left, on_death=self._revive)
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -357,29 +373,21 @@ class Loader:
         host.run(run)
         return host
 
-    def _agreed(self, run: Run) -> AgreedFeed:
-        """Start a pass whose end all ranks agree on."""
-        from aioloader.bridge.agreed import AgreedFeed
-        from aioloader.bridge.rounds import Rounds
+    def _ranks(self) -> Job:
+        """Return the other ranks."""
+        if self._job is None:
+            from aioloader.bridge.job import Job
 
-        if self._rounds is None or not self._rounds.is_current:
-            self._rounds = Rounds(self._end_timeout_s)
-        return AgreedFeed(self._plan, run, self._rounds, start=self._engine, leave=self._end_host)
-
-    def _has_to_agree(self, run: Run) -> bool:
-        """Return whether ranks could come to their ends at different steps."""
-        if self._plan.lanes.dp_size == 1 or run.end_epoch is None:
-            return False
-        steps = num_steps(self._plan, is_one_to_one=self._preprocess.function is None)
-        is_even = steps is not None and steps.shortest == steps.longest
-        if self._plan.end == "pad" and isinstance(run.state["source"]["cursor"], Mapping):  # what is left of an epoch was dealt anew
-            is_even = False
-        return not is_even and self._has_other_ranks()
-
-    def _has_other_ranks(self) -> bool:
-        from aioloader.bridge.rounds import has_other_ranks
-
-        return self._plan.lanes.dp_size > 1 and has_other_ranks()
+            self._job = Job(
+                self._plan,
+                self._mesh,
+                is_one_to_one=self._preprocess.function is None,
+                check_every=self._check_every,
+                read=self._read,
+                device=self._read_device,
+                timeout_s=self._end_timeout_s,
+            )
+        return self._job
 
     def _end_epoch(self) -> int | None:
         """Return the epoch before which the next pass ends; a loaded state says where the interrupted one would have ended."""

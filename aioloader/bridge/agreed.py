@@ -191,12 +191,14 @@ class AgreedFeed:
         Raises:
             Ended: The pass is over.
         """
-        if self._has_ended:
-            state = self._end_state
-        else:
+        if self._plan.end == "drop":  # how much further this engine came is a matter of timing: the state must not tell
             assert self._run.end_epoch is not None, "a pass without end does not end"
             state = stopped_state(self._plan, {**self._run.state, **self._load_last()}, self._run.end_epoch)
             self._drain()
+        else:
+            while not self._has_ended:  # what is left is known to be its end
+                self._receive()
+            state = self._end_state
         if self._num_delivered or not self._run.resumed:
             raise Ended(state)
         self._agreement, self.engine = self._begin(self._run.following(state))

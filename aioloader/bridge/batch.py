@@ -44,6 +44,7 @@ class Batch(dict[str, Any]):
         step: The optimizer step it belongs to, counted over the whole run from 0.
         lane: The logical data-parallel stream it comes from.
         epoch: The epoch of its last sample.
+        num_samples: Samples in it; 0 for a filler.
         num_tokens: Real tokens.
         num_padding: Padding tokens.
         num_targets: Tokens that the loss counts.
@@ -62,6 +63,7 @@ class Batch(dict[str, Any]):
         "is_filler",
         "lane",
         "num_padding",
+        "num_samples",
         "num_targets",
         "num_tokens",
         "step",
@@ -74,6 +76,7 @@ class Batch(dict[str, Any]):
         self.step = facts.step
         self.lane = facts.lane
         self.epoch = facts.epoch
+        self.num_samples = facts.num_samples
         self.num_tokens = facts.num_tokens
         self.num_padding = facts.num_padding
         self.num_targets = facts.num_targets
@@ -131,6 +134,8 @@ def to_batch(facts: Ready | Delivered, base: dict[str, Json]) -> Batch:
 
 def _shared_tensors(facts: Delivered) -> dict[str, Any]:
     layout, memory = facts.layout, facts.memory
+    if isinstance(memory, torch.Tensor):
+        return _device_tensors(facts, memory)
     if layout.prepared is None:
         layout.prepared = [_prepared(field) for field in layout.arrays]
     fields = {}
@@ -140,6 +145,16 @@ def _shared_tensors(facts: Delivered) -> dict[str, Any]:
     if facts.others:
         fields = {name: fields[name] if name in fields else facts.others[name] for name in layout.names}
     return fields
+
+
+def _device_tensors(facts: Delivered, memory: torch.Tensor) -> dict[str, Any]:
+    """Return the fields over memory on a device."""
+    fields = {}
+    for field in facts.layout.arrays:
+        kind: torch.dtype = getattr(torch, field.torch_dtype)
+        part = memory[field.offset : field.offset + field.num_elements * kind.itemsize]
+        fields[field.name] = part.view(kind).view(field.shape)
+    return {name: fields[name] if name in fields else facts.others[name] for name in facts.layout.names}
 
 
 def _prepared(field: Field) -> tuple[str, tuple[int, ...], np.dtype[Any], int, torch.dtype | None]:

@@ -38,15 +38,16 @@ def filler_fields(lanes: Mapping[str, Json], lane: int) -> dict[str, Any]:
             "use fewer ranks or lanes, smaller micro-batches, or end='drop'",
             lane=lane,
         )
-    num_tokens = next((math.prod(shape) for name, _, shape in outline if name == "input_ids"), 0)
-    return {name: None if dtype is None else _tensor(name, dtype, shape, num_tokens) for name, dtype, shape in outline}
+    num_tokens = next((math.prod(shape) for name, _, shape, *_ in outline if name == "input_ids"), 0)
+    totals = {name: largest[0] if largest else num_tokens for name, _, _, *largest in outline}
+    return {name: None if dtype is None else _tensor(name, dtype, shape, totals[name]) for name, dtype, shape, *_ in outline}
 
 
 def _tensor(name: str, dtype: str, shape: list[int], num_tokens: int) -> torch.Tensor:
     kind = getattr(torch, dtype)
-    if name == "max_seqlen":
+    if name in ("max_seqlen", "global_max_seqlen"):
         return torch.full(shape, num_tokens, dtype=kind)
-    if name == "cu_seqlens" and shape[0] > 1:  # documents of one token but for the last
+    if name in ("cu_seqlens", "global_cu_seqlens") and shape[0] > 1:  # documents of one token but for the last
         borders = torch.arange(shape[0], dtype=kind)
         borders[-1] = num_tokens
         return borders

@@ -17,15 +17,18 @@ from anyio.lowlevel import checkpoint
 from aioloader.bridge.agreed import AgreedFeed
 from aioloader.bridge.batch import Batch, to_batch
 from aioloader.bridge.feed import Engine, Feed, InlineFeed
+from aioloader.bridge.job import Job
+from aioloader.bridge.relay import PeerFeed
 from aioloader.engine.channel import Delivered
 from aioloader.engine.host import Ended, HostDied
 from aioloader.engine.output import Ready
-from aioloader.errors import ClosedError
+from aioloader.errors import ClosedError, SynchronizationError
 from aioloader.protocols import Json
 from aioloader.telemetry.waits import CAUSES, CONSUMER, RANKS, Waits
 
 __all__ = ["BatchIterator"]
 
+_CHECK_PAUSE_S = 0.002
 _MAX_AT_ONCE = 4  # batches that `async for` hands over without a turn of the event loop, which costs more than all the rest
 
 
@@ -36,6 +39,7 @@ class BatchIterator:
         self,
         feed: Feed,
         state: Json,
+        job: Job,
         *,
         on_end: Callable[[BatchIterator, Json], None],
         on_leave: Callable[[BatchIterator], None],
@@ -43,6 +47,10 @@ class BatchIterator:
     ) -> None:
         self._feed = feed
         self._agreed = feed if isinstance(feed, AgreedFeed) else None
+        self._from_ranks = feed if isinstance(feed, AgreedFeed | PeerFeed) else None
+        self._matching = job.matching
+        self._sender = job.sender
+        self._awaits_check = False
         self._base = state
         self._load_last: Callable[[], Json] | None = None
         self._end_state: Json = None
@@ -79,7 +87,7 @@ class BatchIterator:
             waited = False
             while (delivered := self._receive()) is None:
                 waited = True
-                self._feed.wait()
+                self._wait_blocking()
         except Ended as end:
             self._finish(end)
             raise StopIteration from None
@@ -142,6 +150,10 @@ class BatchIterator:
                 anyio.notify_closing(self._feed.fileno())
         if self._inline is not None:
             self._inline.close()
+        if self._sender is not None:
+            self._sender.fail(None if isinstance(reason, ClosedError) else reason)
+        if self._matching is not None and reason is not None and not isinstance(reason, ClosedError | SynchronizationError):
+            self._matching.fail()
         self._on_leave(self)
 
     def __del__(self) -> None:
@@ -158,8 +170,12 @@ class BatchIterator:
 
     def _receive(self) -> Ready | Delivered | None:
         """Return the next micro-batch if it is there. A host that died is replaced by one that goes on from the last state."""
+        self._awaits_check = self._matching is not None and self._matching.is_overdue
+        if self._awaits_check:
+            return None
         try:
-            return self._feed.try_receive()
+            received = self._feed.try_receive()
+            return received if received is None or self._sender is None else self._sender.send(received)
         except HostDied as death:
             engine = self._on_death(self, death)
             if self._agreed is None:
@@ -173,10 +189,19 @@ class BatchIterator:
         feed = self._feed if self._agreed is None else self._agreed.engine
         return feed if isinstance(feed, InlineFeed) else None
 
+    def _wait_blocking(self) -> None:
+        """Wait for the engine or for other ranks."""
+        if self._awaits_check and self._matching is not None:
+            self._matching.wait()
+        else:
+            self._feed.wait()
+
     async def _wait(self) -> None:
         """Wait for the engine or for other ranks."""
-        if self._agreed is not None and self._agreed.awaits_ranks:
-            await anyio.sleep(self._agreed.pause_s())
+        if self._awaits_check:
+            await anyio.sleep(_CHECK_PAUSE_S)
+        elif self._from_ranks is not None and self._from_ranks.awaits_ranks:
+            await anyio.sleep(self._from_ranks.pause_s())
         elif self._inline is not None:
             self._inline.wait()
         else:
@@ -197,6 +222,8 @@ class BatchIterator:
         if self._over is None:
             self._over = end
             self._end_state = end.state
+            if self._sender is not None:
+                self._sender.end(end.state)
             self._on_end(self, end.state)
 
     def _deliver(self, delivered: Ready | Delivered, started: float, *, waited: bool) -> Batch:
@@ -213,6 +240,8 @@ class BatchIterator:
         self._left_s = now
         batch.wait_s = now - started
         self._waits.add(cause, batch.wait_s)
+        if self._matching is not None:
+            self._matching.note(batch)
         return batch
 
     def _cause(self, delivered: Ready | Delivered) -> int:

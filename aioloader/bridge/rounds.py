@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import itertools
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.data
 
+from aioloader.bridge.groups import NEVER
 from aioloader.errors import SynchronizationError
 
 __all__ = ["Rounds", "has_other_ranks"]
@@ -22,11 +23,13 @@ _GRACE_S = 5.0
 """How long a roll call is open: ranks that wait look for one every second."""
 
 _LOOK_EVERY_S = 1.0
-_SLICE_S = 0.2  # a wait in the process group cannot be interrupted by Ctrl-C
-_NEVER = datetime.timedelta(days=365)
-"""A round may be begun long before anybody waits for it: between two steps there may be an evaluation. Deadlines are kept here."""
+_NOTHING = (1 << 63) - 1
+"""In the place of another rank: a minimum ignores it."""
 
-_numbers = itertools.count()
+_SLICE_S = 0.2  # a wait in the process group cannot be interrupted by Ctrl-C
+
+_numbers: defaultdict[tuple[str, tuple[int, ...]], itertools.count[int]] = defaultdict(itertools.count)
+"""How many were made for a purpose and some ranks: names in the store that all of them come to alike."""
 
 
 def has_other_ranks() -> bool:
@@ -35,25 +38,40 @@ def has_other_ranks() -> bool:
 
 
 class Rounds:
-    """A gloo group of all ranks, for one loader. Not thread-safe; starts no thread of its own.
+    """A gloo group of ranks, for one loader. Not thread-safe; starts no thread of its own.
 
-    Making one is collective and blocks until the others come: all ranks make theirs in the same order.
+    Making one is collective and blocks until the others come: its ranks make theirs in the same order, and those of the job that take
+    no part call `stand_by` with the same ranks.
 
     Args:
         timeout_s: How long this rank waits for the others before it says who is missing.
+        ranks: Those that take part, this one included; None: all.
+        operation: Named in errors.
+        task: What the ranks are to do together, for errors.
 
     Raises:
         SynchronizationError: A rank did not come in time to make the group.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        *,
+        ranks: Sequence[int] | None = None,
+        operation: str = "end of data",
+        task: str = "agree on the next step",
+    ) -> None:
         self._timeout_s = timeout_s
         self._world = dist.group.WORLD
+        self.ranks = list(range(dist.get_world_size()) if ranks is None else ranks)
+        self._operation = operation
+        self._task = task
         self._store: Any = dist.distributed_c10d._get_default_store()
-        self._name = f"aioloader/rounds/{next(_numbers)}"
+        number = next(_numbers[operation, tuple(self.ranks)])
+        self._name = f"aioloader/{operation}/{'all' if ranks is None else '-'.join(map(str, self.ranks))}/{number}"
         self._minimum = dist.AllreduceOptions()
         self._minimum.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        self._minimum.timeout = _NEVER
+        self._minimum.timeout = NEVER  # a round may be begun long before anybody waits for it: between two steps may be an evaluation
         self._running: deque[tuple[Any, torch.Tensor]] = deque()
         self._left: list[tuple[Any, torch.Tensor]] = []
         """Rounds whose results nobody wants any more; their memory is still written to."""
@@ -64,7 +82,12 @@ class Rounds:
         self._roll_call_ends_s: float | None = None
         self._failure: Exception | None = None
         self._meet()
-        self._group: Any = dist.new_group(backend="gloo", timeout=_NEVER)
+        self._group: Any = dist.new_group(ranks, backend="gloo", timeout=NEVER)
+
+    @staticmethod
+    def stand_by(ranks: Sequence[int]) -> None:
+        """Let other ranks make theirs: torch numbers the groups of a job on all its ranks."""
+        dist.new_group(ranks, backend="gloo", timeout=NEVER)
 
     @property
     def is_current(self) -> bool:
@@ -75,6 +98,11 @@ class Rounds:
     def is_running(self) -> bool:
         """Return whether a round was begun whose result was not taken."""
         return bool(self._running) or self._roll_call_ends_s is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether `take` would return or raise now."""
+        return self._roll_call_ends_s is not None or (bool(self._running) and self._running[0][0].is_completed())
 
     def begin_pass(self) -> int:
         """Forget the rounds of the pass before, and return the number of the one that begins."""
@@ -128,6 +156,37 @@ class Rounds:
         with contextlib.suppress(RuntimeError):  # time is up, or the round failed: `take` tells which
             self._running[0][0].wait(datetime.timedelta(seconds=_SLICE_S))
 
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of each rank, in the order of `ranks`; all give equally many. Blocks until they are there.
+
+        Raises:
+            SynchronizationError: As `take`.
+        """
+        assert not self.is_running, "an exchange begins where no round is open"
+        own, width = self.ranks.index(self.rank), len(numbers)
+        slots = [_NOTHING] * (width * len(self.ranks))
+        slots[own * width : (own + 1) * width] = numbers
+        self.begin(slots)
+        while (result := self.take()) is None:
+            self.wait()
+        return [result[at : at + width] for at in range(0, len(result), width)]
+
+    def publish(self, name: str, text: str) -> None:
+        """Leave a text for the other ranks."""
+        self._store.set(self._key(f"{name}/{self.rank}"), text)
+
+    def read(self, name: str, rank: int, timeout_s: float) -> str | None:
+        """Return the text of another rank, None if it left none in time."""
+        until = time.monotonic() + timeout_s
+        key = self._key(f"{name}/{rank}")
+        with contextlib.suppress(RuntimeError):  # the store may be gone with its rank
+            while not self._store.check([key]):
+                if time.monotonic() >= until:
+                    return None
+                time.sleep(0.01)
+            return str(self._store.get(key).decode())
+        return None
+
     def close(self) -> None:
         """Give the group back, unless it still waits for a rank: then it ends with the process group."""
         if self._group is None:
@@ -144,7 +203,7 @@ class Rounds:
         started, pause_s = time.monotonic(), 0.001
         self._store.set(self._key(self.rank), "here")
         num_here = self._store.add(self._key("number"), 1)
-        while num_here < dist.get_world_size():
+        while num_here < len(self.ranks):
             if time.monotonic() - started > self._timeout_s:
                 raise self._missing()
             time.sleep(pause_s)
@@ -181,20 +240,20 @@ class Rounds:
 
     def _missing(self) -> SynchronizationError:
         """Return the error that names the ranks that gave no sign."""
-        size = dist.get_world_size()
         reason = f"within {self._timeout_s:g} s" if self._failure is None else "after a connection was lost"
+        expected = f"on rank {self.rank}: expected {len(self.ranks)} ranks to {self._task}"
         try:
-            missing = [rank for rank in range(size) if not self._store.check([self._key(rank)])]
+            missing = [rank for rank in self.ranks if not self._store.check([self._key(rank)])]
         except RuntimeError:
             return SynchronizationError(
-                "end of data",
-                f"on rank {self.rank}: expected all {size} ranks to agree on the next step, got no answer {reason}, and the store that "
-                "says who is there is gone too; look for a rank that stopped, first of all rank 0",
+                self._operation,
+                f"{expected}, got no answer {reason}, and the store that says who is there is gone too; "
+                "look for a rank that stopped, first of all rank 0",
             )
         listed = ", ".join(map(str, missing)) or "none in particular"
         return SynchronizationError(
-            "end of data",
-            f"on rank {self.rank}: expected all {size} ranks to agree on the next step, got no sign of rank {listed} {reason}; "
+            self._operation,
+            f"{expected}, got no sign of rank {listed} {reason}; "
             "look in the logs there for why it stopped, or give Loader a larger end_timeout_s if it is only slow",
             missing=missing,
         )

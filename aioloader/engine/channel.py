@@ -83,6 +83,11 @@ class Delivered:
         """Return a function that returns what of the rank's state is new with this micro-batch, and keeps nothing else alive."""
         return functools.partial(pickle.loads, self._state)
 
+    @property
+    def records_and_state(self) -> tuple[bytes, bytes]:
+        """Return the provenance and the state as they came, pickled."""
+        return self._records, self._state
+
 
 class Outbox:
     """The engine's end: sends micro-batches, never more than `prefetch_batches` ahead of the trainer."""

@@ -26,6 +26,9 @@ _TENSOR_DTYPES = frozenset(
 """What torch takes from NumPy; arrays of text, objects, dates and the like stay arrays."""
 
 
+_OF_WHOLE_SEQUENCES = ("global_cu_seqlens", "global_max_seqlen")
+"""As `ContextParallel` delivers them."""
+
 _COUNTED_BY_VALUE = ("attention_mask", "document_ids", "labels")
 
 Provenance = list[tuple[Any, ...]]
@@ -168,9 +171,18 @@ def make_filler(step: int, lane: int, epoch: int, state: Json) -> Ready:
 
 
 def _outline(fields: Mapping[str, Any]) -> list[list[Any]]:
-    """Return (name, dtype, shape) of each field, as it goes into a state; dtype and shape are None where it is no tensor."""
-    arrays = {name: field if isinstance(field, TensorArray) else None for name, field in fields.items()}
-    return [[name, None, None] if array is None else [name, array.dtype, list(array.shape)] for name, array in arrays.items()]
+    """Return (name, dtype, shape) of each field, as it goes into a state; dtype and shape are None where it is no tensor.
+
+    Of the lengths of whole sequences, of which the micro-batch is a part, also the largest: it cannot be told from the part.
+    """
+    return [_outline_of(name, field) for name, field in fields.items()]
+
+
+def _outline_of(name: str, field: Any) -> list[Any]:
+    if not isinstance(field, TensorArray):
+        return [name, None, None]
+    largest = [int(field.array.max())] if name in _OF_WHOLE_SEQUENCES and field.nbytes else []
+    return [name, field.dtype, list(field.shape), *largest]
 
 
 def _countable(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,10 +13,15 @@ from typing import Any
 from aioloader.errors import ConfigError
 from aioloader.protocols import Json
 
-__all__ = ["function_fingerprint", "object_fingerprint", "require_json"]
+__all__ = ["fingerprint_hash", "function_fingerprint", "object_fingerprint", "require_json"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """What makes the default `repr` of the same object differ from one process to the next."""
+
+
+def fingerprint_hash(fingerprint: Json) -> str:
+    """Return 16 hexadecimal digits that are equal for equal fingerprints only."""
+    return _digest(json.dumps(fingerprint, sort_keys=True))
 
 
 def function_fingerprint(function: Callable[..., Any] | None) -> Json:
@@ -35,10 +40,14 @@ def function_fingerprint(function: Callable[..., Any] | None) -> Json:
 
 
 def object_fingerprint(value: Any) -> Json:
-    """Return `value.fingerprint()` where there is one, else the name of its class and its code."""
+    """Return `value.fingerprint()` where there is one, else the name of its class and its code.
+
+    What that returns may hold functions and other callables, of which the fingerprint is taken in turn.
+    """
     own = getattr(value, "fingerprint", None)
     if callable(own) and not isinstance(value, type):
-        return require_json(dict(own()), where=f"{type(value).__qualname__}.fingerprint()")
+        facts = {name: object_fingerprint(fact) if callable(fact) else fact for name, fact in dict(own()).items()}
+        return require_json(facts, where=f"{type(value).__qualname__}.fingerprint()")
     if hasattr(value, "__code__"):
         return function_fingerprint(value)
     code = getattr(type(value).__dict__.get("__call__"), "__code__", None)

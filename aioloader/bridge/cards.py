@@ -1,0 +1,150 @@
+"""What every rank says of itself before a pass, and what has to be equal for the ranks to train on one run's data. Pure.
+
+all ranks          the number of lanes and of data-parallel ranks, the configuration, the step and epoch to begin with
+ranks of one       the whole state and, where each data-parallel rank has a source of its own, that source
+dp_rank (peers)
+each dp_rank       is taken, by equally many ranks
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from aioloader.errors import SynchronizationError
+from aioloader.protocols import Json
+
+__all__ = ["Card", "compare", "digest", "peers_of"]
+
+_OPERATION = "start-up check"
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Card(NamedTuple):
+    """One rank, in integers: it travels in one small all-reduce.
+
+    Attributes:
+        dp_rank: Its coordinate; several ranks that share one are peers.
+        dp_size: Coordinates in all.
+        cp_rank: Which part of the sequences it gets.
+        num_lanes: Of the loader.
+        shared: Digest of what all ranks have to agree on.
+        own: Digest of what peers have to agree on.
+        epoch: Where its next record stands.
+        step: The next optimizer step.
+        is_resumed: 1 if a state was loaded, else 0.
+    """
+
+    dp_rank: int
+    dp_size: int
+    cp_rank: int
+    num_lanes: int
+    shared: int
+    own: int
+    epoch: int
+    step: int
+    is_resumed: int
+
+
+def digest(value: Json) -> int:
+    """Return 62 bits that identify JSON data."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 2
+
+
+def peers_of(cards: Sequence[Card], dp_rank: int, cp_rank: int | None = None) -> list[int]:
+    """Return the ranks with that coordinate, rising; only those that get the same part of the sequences, if `cp_rank` is given."""
+    return [rank for rank, card in enumerate(cards) if card.dp_rank == dp_rank and cp_rank in (None, card.cp_rank)]
+
+
+def compare(cards: Sequence[Card], explain: Callable[[int, int], str]) -> None:
+    """Check that the ranks fit together.
+
+    Args:
+        cards: Of all ranks of the job, by rank; the same on each of them, so that all come to the same result.
+        explain: Says how the configurations of two ranks differ.
+
+    Raises:
+        SynchronizationError: They do not; says which ranks differ, and in what.
+    """
+    for name in ("dp_size", "num_lanes"):
+        _check_equal(cards, name, "give all ranks the same mesh sizes and lanes")
+    _check_coordinates(cards)
+    first, other = _two_that_differ(cards, lambda card: card.shared)
+    if other is not None:
+        raise _error(
+            f"the same configuration on all {len(cards)} ranks",
+            f"{_ranks(cards, lambda card: card.shared)} ({explain(first, other)})",
+            "build the loader alike on every rank: same source, seed, shuffle, batch and collate",
+        )
+    _check_places(cards)
+    _check_peers(cards, explain)
+
+
+def _check_equal(cards: Sequence[Card], name: str, do: str) -> None:
+    _, other = _two_that_differ(cards, lambda card: int(getattr(card, name)))
+    if other is not None:
+        raise _error(f"the same {name} on all ranks", _ranks(cards, lambda card: f"{name} {getattr(card, name)}"), do)
+
+
+def _check_coordinates(cards: Sequence[Card]) -> None:
+    """Check that the coordinates are spread evenly: a rank numbered by its global rank would otherwise train on data of its own."""
+    dp_size = cards[0].dp_size
+    numbers = {dp_rank: len(peers_of(cards, dp_rank)) for dp_rank in range(dp_size)}
+    if len(set(numbers.values())) > 1:
+        few, many = min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)
+        raise _error(
+            f"each dp_rank from 0 to {dp_size - 1} on equally many of {len(cards)} ranks",
+            f"dp_rank {few} on {numbers[few]} and dp_rank {many} on {numbers[many]} (ranks {_listed(peers_of(cards, many))})",
+            "take dp_rank from the device mesh, not from the global rank: Mesh.from_device_mesh, Mesh.from_megatron or Mesh.from_env",
+        )
+
+
+def _check_places(cards: Sequence[Card]) -> None:
+    """Check that no rank is left behind. A state that another number of ranks saved may be in the middle of a step."""
+    steps = [card.step for card in cards]
+    is_apart = max(steps) - min(steps) > cards[0].is_resumed
+    if is_apart or len({(card.epoch, card.is_resumed) for card in cards}) > 1:
+        raise _error(
+            "all ranks to begin at the same step",
+            _ranks(cards, lambda card: f"epoch {card.epoch}, step {card.step}{', from a loaded state,' if card.is_resumed else ''}"),
+            "load the states of one checkpoint on all ranks, or on none",
+        )
+
+
+def _check_peers(cards: Sequence[Card], explain: Callable[[int, int], str]) -> None:
+    for dp_rank in range(cards[0].dp_size):
+        peers = peers_of(cards, dp_rank)
+        other = next((rank for rank in peers if cards[rank].own != cards[peers[0]].own), None)
+        if other is not None:
+            raise _error(
+                f"ranks {_listed(peers)}, which share dp_rank {dp_rank}, to read the same data from the same place",
+                f"rank {peers[0]} and rank {other} that differ ({explain(peers[0], other)})",
+                "choose samples by mesh.dp_rank, never by the global rank, and load the same state on them",
+            )
+
+
+def _two_that_differ(cards: Sequence[Card], key: Callable[[Card], Any]) -> tuple[int, int | None]:
+    """Return rank 0, and the first rank that differs from it, if any."""
+    return 0, next((rank for rank, card in enumerate(cards) if key(card) != key(cards[0])), None)
+
+
+def _ranks(cards: Sequence[Card], key: Callable[[Card], Key]) -> str:
+    """Return which ranks have which value, for messages."""
+    groups: dict[Key, list[int]] = {}
+    for rank, card in enumerate(cards):
+        groups.setdefault(key(card), []).append(rank)
+    texts = (f"{'' if isinstance(value, int) else f'{value} on '}rank {_listed(ranks)}" for value, ranks in list(groups.items())[:4])
+    return " against ".join(texts)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:6]))
+    return shown if len(ranks) <= 6 else f"{shown}, ... ({len(ranks)} ranks)"
+
+
+def _error(expected: str, got: str, do: str) -> SynchronizationError:
+    return SynchronizationError(_OPERATION, f"expected {expected}, got {got}; {do}")

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aioloader.bridge.cards import Card, compare, digest, peers_of
+from aioloader.errors import SynchronizationError
+
+
+def explain(rank: int, other: int) -> str:
+    return f"what differs between {rank} and {other}"
+
+
+def cards(dp_size: int = 2, num_peers: int = 2) -> list[Card]:
+    return [Card(rank // num_peers, dp_size, 0, 2 * dp_size, 11, 22, 0, 5, 1) for rank in range(dp_size * num_peers)]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_ranks_that_are_built_alike_fit_in_any_layout(dp_size: int, num_peers: int, shuffler: random.Random) -> None:
+    every = cards(dp_size, num_peers)
+    shuffler.shuffle(every)
+    compare(every, explain)
+    assert sorted(rank for dp_rank in range(dp_size) for rank in peers_of(every, dp_rank)) == list(range(len(every)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shared": 12}, r"same configuration on all 4 ranks, got rank 0, 1, 2 against rank 3 \(what differs between 0 and 3\)"),
+        ({"own": 23}, r"ranks 2, 3, which share dp_rank 1, .* got rank 2 and rank 3 that differ \(what differs between 2 and 3\)"),
+        ({"step": 7}, r"same step, got epoch 0, step 5, from a loaded state, on rank 0, 1, 2 against epoch 0, step 7, .* on rank 3; load"),
+        ({"epoch": 1}, r"epoch 1, step 5, from a loaded state, on rank 3"),
+        ({"is_resumed": 0}, r"epoch 0, step 5 on rank 3; load the states of one checkpoint on all ranks, or on none"),
+        ({"dp_size": 4}, r"same dp_size on all ranks, got dp_size 2 on rank 0, 1, 2 against dp_size 4 on rank 3"),
+        ({"num_lanes": 8}, r"same num_lanes"),
+        ({"dp_rank": 0}, r"equally many of 4 ranks, got dp_rank 1 on 1 and dp_rank 0 on 3 \(ranks 0, 1, 3\); take dp_rank from the device"),
+    ],
+)
+def test_one_rank_that_differs_is_named(changes: dict[str, int], message: str) -> None:
+    every = cards()
+    every[3] = every[3]._replace(**changes)
+    with pytest.raises(SynchronizationError, match=message):
+        compare(every, explain)
+
+
+def test_a_step_that_others_have_begun_is_resumed_and_not_begun() -> None:
+    every = cards()
+    ahead = [*every[:3], every[3]._replace(step=6)]
+    compare(ahead, explain)
+    with pytest.raises(SynchronizationError, match="same step"):
+        compare([card._replace(is_resumed=0) for card in ahead], explain)
+
+
+def test_data_parallel_ranks_may_have_sources_of_their_own() -> None:
+    every = [card._replace(own=card.dp_rank) for card in cards()]
+    compare(every, explain)
+
+
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})
+    assert 0 <= digest({"a": 1}) < 1 << 62
