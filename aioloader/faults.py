@@ -102,6 +102,12 @@ class FaultPolicy:
                 )
             self._by_name[class_names(kind)[0]] = policy
 
+    @property
+    def can_skip(self) -> bool:
+        """Return whether a record may be left out."""
+        finals = (policy.then if isinstance(policy, Retry) else policy for policy in self._by_name.values())
+        return any(isinstance(policy, Quarantine) for policy in finals)
+
     def decide(self, kinds: Sequence[str], num_failures: int) -> Decision:
         """Return what to do about a record whose error has the class names `kinds` (nearest first) and that failed so many times."""
         policy = next((self._by_name[kind] for kind in kinds if kind in self._by_name), "raise")

@@ -177,7 +177,7 @@ class Loader:
         )
         self._engine_stats: dict[str, Any] = {}
         self._bridge_stats: dict[str, Any] = {}
-        self._resumed = False
+        self._resumed = self._is_epoch_given = False
         self._host_restarts = RestartBudget(_MAX_HOST_RESTARTS_PER_MINUTE)
         self._state = self._delivered = starting_state(self._plan)
 
@@ -191,7 +191,7 @@ class Loader:
         Raises:
             TypeError: It depends on the data, or passes have no end.
         """
-        steps = num_steps(self._plan, is_one_to_one=self._preprocess.function is None)
+        steps = num_steps(self._plan, is_one_to_one=self._is_one_to_one)
         if steps is None or self._epochs is None or (self._plan.end == "error" and steps.shortest < steps.longest):
             raise TypeError(
                 "len(loader): expected a source of known size, no preprocess, FixedBatch and a number of epochs, got a loader whose number "
@@ -225,11 +225,14 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next pass starts with. A loaded state that stands in that epoch is kept.
 
+        If nothing is left of the epoch after that state, the next loop is empty: whoever numbers epochs counts that one as done.
+
         Raises:
             ConfigError: An iterator is live.
         """
         options.check_int("Loader.set_epoch", epoch, at_least=0, do="count epochs from 0")
         self._refuse_live("set_epoch")
+        self._is_epoch_given = True
         if epoch != self.epoch:
             self._state = self._delivered = starting_state(self._plan, epoch)
             self._resumed = False
@@ -264,7 +267,7 @@ class Loader:
         """
         self._refuse_live("load_state_dict")
         self._state = self._delivered = fitted_state(self._plan, state, accept)
-        self._resumed = True
+        self._resumed, self._is_epoch_given = True, False
 
     # The rest of the public surface
 
@@ -354,13 +357,20 @@ class Loader:
             iterator.close(
                 ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
             )
-        run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=self._resumed)
+        skips_empty = self._resumed and not self._is_epoch_given
+        run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=skips_empty)
         job = self._ranks()
-        job.begin_pass(run)
+        job.begin_pass(run, is_resumed=self._resumed)
         feed = job.feed(run, start=self._engine, leave=self._end_host)
         iterator = BatchIterator(feed, self._state, job, on_end=self._passed, on_leave=self._left, on_death=self._revive)
         self._iterator = weakref.ref(iterator)
         return iterator
+
+    @property
+    def _is_one_to_one(self) -> bool:
+        """Return whether each record makes one sample; a function says so by an attribute of that name."""
+        function = self._preprocess.function
+        return function is None or (bool(getattr(function, "is_one_to_one", False)) and not self._plan.faults.can_skip)
 
     def _engine(self, run: Run) -> InlineFeed | Host:
         """Start a pass of this rank."""
@@ -381,7 +391,7 @@ class Loader:
             self._job = Job(
                 self._plan,
                 self._mesh,
-                is_one_to_one=self._preprocess.function is None,
+                is_one_to_one=self._is_one_to_one,
                 check_every=self._check_every,
                 read=self._read,
                 device=self._read_device,
@@ -428,7 +438,7 @@ class Loader:
         """Note that a pass came to its end."""
         self._bridge_stats = iterator.stats()
         self._state = self._delivered = state
-        self._resumed = False
+        self._resumed = self._is_epoch_given = False
         self._iterator = None
 
     def _left(self, iterator: BatchIterator) -> None:

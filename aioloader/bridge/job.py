@@ -62,8 +62,12 @@ class Job:
         """Return whether there are other data-parallel ranks to agree with."""
         return self._plan.lanes.dp_size > 1 and has_other_ranks()
 
-    def begin_pass(self, run: Run) -> None:
+    def begin_pass(self, run: Run, *, is_resumed: bool) -> None:
         """Meet the other ranks; blocks until all are there, if there are any.
+
+        Args:
+            run: The pass.
+            is_resumed: Whether it begins in a state that was loaded.
 
         Raises:
             SynchronizationError: They do not fit together, or one is missing.
@@ -79,7 +83,7 @@ class Job:
         if self.matching is None or not self.matching.is_current:
             lanes = len(self._plan.lanes.served)
             self.matching = Matching(self._mesh, every=self._check_every or _FAR, num_lanes=lanes, timeout_s=self._timeout_s)
-        self._compare(run, self.matching)
+        self._compare(run, self.matching, is_resumed=is_resumed)
         peers = peers_of(self.matching.cards, self._mesh.dp_rank, self._mesh.cp_rank)
         if self._reads_for_group and len(peers) > 1:
             if self._relay is None or not self._relay.is_current:
@@ -131,7 +135,7 @@ class Job:
                 do="call torch.distributed.init_process_group before iterating, or use read='all'",
             )
 
-    def _compare(self, run: Run, matching: Matching) -> None:
+    def _compare(self, run: Run, matching: Matching, *, is_resumed: bool) -> None:
         plan, state = self._plan, run.state
         is_split = isinstance(plan.source, SplitStream)
         settings = {"lanes": plan.lanes.num_lanes, "check_every": self._check_every, "read": self._reads_for_group, "epochs": run.epochs}
@@ -148,7 +152,7 @@ class Job:
             own=digest(own),
             epoch=int(state["source"]["epoch"]),
             step=min(int(lane["step"]) for lane in state["lanes"].values()),
-            is_resumed=int(run.resumed),
+            is_resumed=int(is_resumed),
         )
         repeats = plan.num_distinct is not None or isinstance(plan.source, MixedStream)
         can_repeat = repeats or run.epochs != 1  # at the border of two epochs a micro-batch holds records of both

@@ -249,7 +249,9 @@ def _check_dataset(dataset: Any) -> None:
 
 def _identity(dataset: Any, preprocess: Callable[..., Any] | None) -> Json:
     """Return what distinguishes the data in a fingerprint."""
-    return {"dataset": type(dataset).__qualname__, "num_records": len(dataset), "preprocess": function_fingerprint(preprocess)}
+    own = getattr(dataset, "fingerprint", None)
+    data = {"data": dict(own())} if callable(own) else {}
+    return {"dataset": type(dataset).__qualname__, "num_records": len(dataset), "preprocess": function_fingerprint(preprocess), **data}
 
 
 def _can_pin(pin_memory: bool) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from aioloader.errors import ConfigError
+from aioloader.protocols import Json
 from aioloader.tokens.indexing import checked_index
 from aioloader.tokens.reading import TokenFile
 
@@ -62,6 +63,10 @@ class MMapTokens(Dataset[torch.Tensor | dict[str, torch.Tensor]]):
     def num_tokens(self) -> int:
         """Return the tokens of the stream."""
         return self._file.shape[0]
+
+    def fingerprint(self) -> dict[str, Json]:
+        """Return what tells these windows from others; part of a loader's state."""
+        return {**self._file.fingerprint(), "seq_len": self.seq_len, "return_labels": self.return_labels}
 
     def close(self) -> None:
         """Let go of the mapping; the next use maps again."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from aioloader.protocols import Json
 from aioloader.tokens.reading import TokenRows
 
 __all__ = ["PackedDataset"]
@@ -56,6 +57,10 @@ class PackedDataset(Dataset[dict[str, torch.Tensor]]):
     def num_tokens(self) -> int:
         """Return the tokens in all rows."""
         return len(self._rows) * self._rows.seq_len
+
+    def fingerprint(self) -> dict[str, Json]:
+        """Return what tells these rows from others; part of a loader's state."""
+        return self._rows.fingerprint()
 
     def close(self) -> None:
         """Let go of the mapping; the next use maps again."""

@@ -82,6 +82,11 @@ class FetchByIndex:
         """Return whether records are to be (epoch, index)."""
         return callable(getattr(dataset, "set_epoch", None))
 
+    @property
+    def is_one_to_one(self) -> bool:
+        """Return whether each record makes one sample, so that the number of micro-batches is known beforehand."""
+        return self._preprocess is None
+
     def fingerprint(self) -> Mapping[str, Json]:
         """Return the identity."""
         return {"kind": "fetch", "of": self._identity}

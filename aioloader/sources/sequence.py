@@ -28,7 +28,8 @@ class Indexable(Protocol):
 class SequenceSource:
     """The records of an indexed object by rising index; record ids are (name, index). Resuming reads nothing.
 
-    An object with `__getitems__`, the batched protocol of torch's map-style datasets, is asked for many records at once.
+    An object with `fingerprint()`, a dict of JSON, is told by it from others of its type and length: a state fits one of them only.
+    One with `__getitems__`, the batched protocol of torch's map-style datasets, is asked for many records at once.
 
     Args:
         sequence: Anything with `__len__` and `__getitem__`, not changed while it is read.
@@ -60,8 +61,10 @@ class SequenceSource:
         return self._num_records
 
     def fingerprint(self) -> Mapping[str, Json]:
-        """Return the name, the type and the number of records."""
-        return {"kind": "sequence", "name": self._name, "of": describe(self._sequence), "num_records": self._num_records}
+        """Return the name, the type and the number of records, and the object's own `fingerprint()` where it has one."""
+        own = getattr(self._sequence, "fingerprint", None)
+        data = {"data": dict(own())} if callable(own) else {}
+        return {"kind": "sequence", "name": self._name, "of": describe(self._sequence), "num_records": self._num_records, **data}
 
     @property
     def shard_sizes(self) -> Sequence[int]:

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aioloader.errors import ConfigError
+from aioloader.protocols import Json
 from aioloader.tokens.dtypes import Tokens, stored_dtype
 from aioloader.tokens.extent import Extent, check_extent, file_size, map_array
+from aioloader.tokens.identity import file_identity
 from aioloader.tokens.indexing import checked_index
 from aioloader.tokens.megatron import read_bin_extent
 from aioloader.tokens.metadata import Metadata, metadata_path, read_metadata
@@ -65,6 +67,10 @@ class TokenFile:
             self._array = map_array(self.path, self._extent)
         return self._array
 
+    def fingerprint(self) -> dict[str, Json]:
+        """Return what tells this file from another, without reading all of it."""
+        return {**file_identity(self.path), "dtype": self.dtype.name}
+
     def close(self) -> None:
         """Let go of the mapping; the next use maps again."""
         self._array = None
@@ -110,6 +116,10 @@ class TokenRows:
         places = [checked_index(self, index, self._num_rows) for index in indices]
         rows = self._opened()[places]
         return rows.astype(np.int64)
+
+    def fingerprint(self) -> dict[str, Json]:
+        """Return what tells these rows from others, without reading all of them."""
+        return {**self._file.fingerprint(), "seq_len": self.seq_len}
 
     def close(self) -> None:
         """Let go of the mapping; the next use maps again."""

@@ -270,6 +270,23 @@ def test_set_epoch_before_a_pass() -> None:
         assert {batch.epoch for batch in loader} == {0}
 
 
+@pytest.mark.parametrize("options", [INLINE, THREADS, PROCESSES], ids=["inline", "threads", "processes"])
+def test_whoever_numbers_epochs_gets_none_of_them_twice(options: Options) -> None:
+    """F8: a state saved after the last micro-batch of epoch 1, and a training loop that sets each epoch by itself."""
+    with Loader(range(6), batch=FixedBatch(2), collate=collate, **options) as loader:
+        loader.set_epoch(1)
+        state = list(loader)[-1].state()
+    found = []
+    with Loader(range(6), batch=FixedBatch(2), collate=collate, **options) as loader:
+        loader.load_state_dict(state)
+        for epoch in range(1, 4):
+            loader.set_epoch(epoch)
+            found.append([batch.epoch for batch in loader])
+        loader.load_state_dict(state)
+        found.append([batch.epoch for batch in loader])
+    assert found == [[], [2] * 3, [3] * 3, [2] * 3], "without set_epoch no loop is empty"
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_state_after_whole_epochs(num_workers: int) -> None:
     """K02, and K12: no pass is empty."""
