@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -14,11 +13,20 @@ from torch import Tensor
 
 from aioloader.errors import ConfigError, SynchronizationError
 from aioloader.order.mesh import Mesh
+from aioloader.training.coordinates import data_parallel_ranks, exchange_members, exchange_meshes
+from aioloader.training.pending import Pending, failed_collective
+from aioloader.training.roll_call import RollCall
 
-__all__ = ["DEFAULT_TIMEOUT_S", "DataParallelGroup", "Pending", "is_distributed", "resolve_mesh"]
+__all__ = ["DEFAULT_TIMEOUT_S", "DataParallelGroup", "is_distributed", "resolve_mesh"]
 
 DEFAULT_TIMEOUT_S = 600.0
 """How long a rank waits for the others; the default of torch's NCCL groups."""
+
+_NEVER = datetime.timedelta(days=365)
+"""A bucket may be sent long before anybody waits for it; deadlines are kept by `Pending`."""
+
+_found: tuple[dist.ProcessGroup | None, dict[tuple[Mesh, bool], dist.ProcessGroup | None]] = (None, {})
+"""The groups made for meshes so far, and the default group in which they were made: groups are never given back before that."""
 
 
 def is_distributed() -> bool:
@@ -35,65 +43,63 @@ def resolve_mesh(mesh: Mesh | None, group: dist.ProcessGroup | None = None) -> M
     return Mesh.from_env()
 
 
-class Pending:
-    """One all-reduce under way; `wait` returns when its tensor holds the result."""
-
-    def __init__(self, work: dist.Work, *, operation: str, rank: int, size: int) -> None:
-        self._work = work
-        self._operation = operation
-        self._rank = rank
-        self._size = size
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s`.
-
-        Raises:
-            SynchronizationError: The collective failed, or a rank did not come in time.
-        """
-        started = time.perf_counter()
-        try:
-            self._work.wait(datetime.timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError as error:
-            waited_s = time.perf_counter() - started
-            raise _failed(self._operation, self._rank, self._size, waited_s, error) from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelGroup:
-    """The data-parallel ranks; alone (`dp_size == 1`) a rank never communicates.
+    """The data-parallel ranks; alone (`size == 1`) a rank never communicates.
 
     Make it with `resolve`, which checks the parts against each other.
+
+    Attributes:
+        mesh: Where this rank stands.
+        group: The process group; None: all ranks of the job, or no other rank.
+        timeout_s: How long this rank waits for the others.
+        rank: This rank's place in the group: `dp_rank`, unless the group goes across context parallelism.
+        size: The number of ranks in the group.
     """
 
     mesh: Mesh
     group: dist.ProcessGroup | None
     timeout_s: float
+    rank: int
+    size: int
 
     @classmethod
     def resolve(
-        cls, mesh: Mesh | None = None, group: dist.ProcessGroup | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+        cls,
+        mesh: Mesh | None = None,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        across_cp: bool = False,
     ) -> DataParallelGroup:
-        """Return the group of `mesh`: `group` where given, else all ranks.
+        """Return the group of `mesh`: `group` where given, else all ranks if all are data parallel, else a group made for it.
+
+        Making one is collective: all ranks of the job tell each other their coordinates and wait for each other. It is made once.
+
+        Args:
+            mesh: Default: the place in the process group, else in torchrun's environment.
+            group: The ranks that differ in `dp_rank` only.
+            timeout_s: How long to wait for other ranks.
+            across_cp: Take in the ranks that hold the other parts of the same sequences, as gradients need it.
 
         Raises:
-            ConfigError: There are several ranks but no process group, or the group is not the mesh's data-parallel axis.
+            ConfigError: There are several ranks but no process group, the group is not the mesh's data-parallel axis, or the
+                coordinates of the ranks leave a place empty or taken twice.
+            SynchronizationError: A rank did not tell its coordinates.
         """
         if not timeout_s > 0:
             raise ConfigError("timeout_s", expected="a number of seconds above 0", got=repr(timeout_s), do="leave it out for 10 minutes")
         mesh = resolve_mesh(mesh, group)
-        if mesh.dp_size > 1:
-            _check_group(mesh, group)
-        return cls(mesh=mesh, group=group, timeout_s=timeout_s)
-
-    @property
-    def rank(self) -> int:
-        """Return this rank's place on the data-parallel axis."""
-        return self.mesh.dp_rank
-
-    @property
-    def size(self) -> int:
-        """Return the number of data-parallel ranks."""
-        return self.mesh.dp_size
+        cp_size = mesh.cp_size if across_cp else 1
+        rank, size = mesh.dp_rank * cp_size + (mesh.cp_rank if across_cp else 0), mesh.dp_size * cp_size
+        if size > 1:
+            _check_distributed(size)
+            if group is None and dist.get_world_size() != size:
+                group = _group_of(mesh, across_cp, timeout_s)
+            elif cp_size > 1:
+                rank = dist.get_rank(group)  # frameworks order dp and cp differently inside such a group
+            _check_group(mesh, group, rank, size)
+        return cls(mesh=mesh, group=group, timeout_s=timeout_s, rank=rank, size=size)
 
     @property
     def control_device(self) -> torch.device:
@@ -101,6 +107,23 @@ class DataParallelGroup:
         if self.size == 1 or "cpu:" in dist.get_backend_config(self.group):
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
+
+    def averages(self, device: torch.device) -> bool:
+        """Return whether the backend for tensors of `device` divides by itself (`ReduceOp.AVG`)."""
+        return self.size > 1 and f"{device.type}:nccl" in dist.get_backend_config(self.group)
+
+    def twin(self) -> DataParallelGroup:
+        """Return a group of the same ranks whose collectives are counted apart from all others. All ranks of the job have to call it.
+
+        Raises:
+            SynchronizationError: A rank did not come; `missing` names it.
+        """
+        backends = dict(part.split(":") for part in dist.get_backend_config(self.group).split(","))
+        config = dist.get_backend_config(self.group) if len(set(backends.values())) > 1 else next(iter(backends.values()))
+        timeout = datetime.timedelta(seconds=2 * self.timeout_s) if "nccl" in config else _NEVER
+        lists = exchange_members(self._members, self.timeout_s)
+        group, _ = dist.new_subgroups_by_enumeration(lists, timeout=timeout, backend=config)  # type: ignore[no-untyped-call]
+        return replace(self, group=group)
 
     def start(self, tensor: Tensor, operation: str, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
         """Start an all-reduce of `tensor` in place; the tensor must not be touched before `wait`.
@@ -111,9 +134,12 @@ class DataParallelGroup:
         try:
             work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
         except RuntimeError as error:
-            raise _failed(operation, self.rank, self.size, 0.0, error) from error
+            message = failed_collective(self.rank, self.size, "a lost connection", error)
+            raise SynchronizationError(operation, message) from error
         assert work is not None, "an asynchronous all-reduce on a member of the group returns its work"
-        return Pending(work, operation=operation, rank=self.rank, size=self.size)
+        roll_call = RollCall(self._members, self.rank)
+        on_host = tensor.device.type == "cpu"
+        return Pending(work, operation=operation, roll_call=roll_call, rank=self.rank, size=self.size, on_host=on_host)
 
     def reduce_numbers(
         self, numbers: Sequence[float] | Tensor, operation: str, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
@@ -149,31 +175,42 @@ class DataParallelGroup:
             message = f"expected all {self.size} ranks to succeed, dp_rank {failed} failed; look for the error in the log of that rank"
             raise SynchronizationError(operation, message, missing=failed)
 
+    @property
+    def _members(self) -> list[int]:
+        ranks: list[int] = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        return ranks
+
     def _failed_ranks(self, operation: str, *, failed_here: bool) -> list[int]:
         flags = [0.0] * self.size
         flags[self.rank] = float(failed_here)
         return [rank for rank, flag in enumerate(self.reduce_numbers(flags, operation)) if flag]
 
 
-def _failed(operation: str, rank: int, size: int, waited_s: float, error: Exception) -> SynchronizationError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    message = (
-        f"on dp_rank {rank}: expected all {size} data-parallel ranks to take part, got {reason!r} after {waited_s:.1f} s; "
-        "look for a rank that stopped or that is elsewhere in its step"
-    )
-    return SynchronizationError(operation, message)
+def _group_of(mesh: Mesh, across_cp: bool, timeout_s: float) -> dist.ProcessGroup | None:
+    """Return the group of the ranks that share all coordinates but the data-parallel one, made on the first call."""
+    global _found
+    if _found[0] is not dist.group.WORLD:
+        _found = (dist.group.WORLD, {})
+    groups = _found[1]
+    if (mesh, across_cp) not in groups:
+        ranks = data_parallel_ranks(exchange_meshes(mesh, timeout_s), across_cp=across_cp)
+        groups[mesh, across_cp], _ = dist.new_subgroups_by_enumeration(ranks)  # type: ignore[no-untyped-call]
+    return groups[mesh, across_cp]
 
 
-def _check_group(mesh: Mesh, group: dist.ProcessGroup | None) -> None:
+def _check_distributed(size: int) -> None:
     if not is_distributed():
         raise ConfigError(
             "mesh",
-            expected=f"a process group for dp_size {mesh.dp_size}",
+            expected=f"a process group for dp_size {size}",
             got="none in this process",
             do="call torch.distributed.init_process_group first",
         )
+
+
+def _check_group(mesh: Mesh, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
     place = (dist.get_rank(group), dist.get_world_size(group))
-    if place != (mesh.dp_rank, mesh.dp_size):
+    if place != (rank, size):
         raise ConfigError(
             "group",
             expected=f"the data-parallel group of {mesh.describe()}",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from aioloader.errors import ConfigError
 
-__all__ = ["IGNORED_LABEL", "causal_lm_loss"]
+__all__ = ["IGNORED_LABEL", "LossFunction", "causal_lm_loss", "check_loss"]
+
+LossFunction: TypeAlias = Callable[[nn.Module, Any], tuple[Tensor, Tensor | int]]
+"""(model, batch) -> (sum of the losses of all target tokens, number of target tokens)."""
 
 IGNORED_LABEL = -100
 """Marks a position without a target; torch's and Hugging Face's default."""
@@ -38,3 +42,14 @@ def causal_lm_loss(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     # float32: the sum over a micro-batch of many tokens loses too much in half precision.
     loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.long(), ignore_index=IGNORED_LABEL, reduction="sum")
     return loss, torch.count_nonzero(targets != IGNORED_LABEL)
+
+
+def check_loss(loss: Tensor) -> None:
+    """Refuse what is not one number.
+
+    Raises:
+        ConfigError: The loss of each token, say.
+    """
+    if loss.numel() != 1:
+        shape = list(loss.shape)
+        raise ConfigError("loss_fn", expected="the sum of the losses as one number", got=f"shape {shape}", do='use reduction="sum"')

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -13,10 +13,12 @@ from torch import nn
 from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
 from aioloader.training.dp_group import DEFAULT_TIMEOUT_S, resolve_mesh
-from aioloader.training.loss import causal_lm_loss
+from aioloader.training.loss import LossFunction, causal_lm_loss
 from aioloader.training.process_group import local_device, process_group, stop_on_sigterm
 from aioloader.training.reports import Scheduler, StepReport, TrainingLoader, TrainResult
-from aioloader.training.run import LossFunction, RunOptions, TrainingRun
+from aioloader.training.run import TrainingRun
+from aioloader.training.run_options import RunOptions
+from aioloader.training.update import PrecisionManager
 
 __all__ = ["Trainer"]
 
@@ -26,15 +28,20 @@ class Trainer:
 
     One step takes `accumulation` micro-batches on each rank. Its gradient is that of the sum of all losses of the global batch
     divided by the number of its target tokens, however the samples are cut into micro-batches and ranks. A step without any target
-    changes nothing but is counted. If one rank has no batch left, all ranks drop the step that has begun and stop together.
+    changes nothing but is counted. If one rank has no batch left, all ranks drop the step that has begun and stop together. If the loader
+    or the model of one rank fails, the others are told in the same step, by name.
 
     Checkpoints are made between steps only. With `resume`, training goes on from the latest complete one exactly, as long as nothing else
-    (such as dropout) draws from a global random-number generator. On SIGTERM to any rank all ranks finish the step, save and return.
+    (such as dropout) draws from a global random-number generator. On SIGTERM to any rank all ranks finish the step, save and return, so
+    that the script ends with exit code 0. torchrun gives its ranks 30 s for that when it is stopped itself, and
+    then ends with 1, whatever they do.
 
     Args:
         model: Moved to `device`; all ranks start with the parameters of rank 0.
         loader: Yields micro-batches; closed when training ends, whatever ends it.
-        optimizer: Over the parameters of `model`.
+        optimizer: Over the parameters of `model`; None where `precision` has it.
+        precision: A `MixedPrecisionManager`, made of the model when that was on its device; it has the optimizer, the scheduler and the
+            transforms of the gradients. Where it has no synchronizer, it gets one that accumulates in float32.
         mesh: Where this rank stands, data parallel only; default: from the process group, else from torchrun's environment. Without
             a process group, `train` makes one and removes it.
         scheduler: Stepped once after every update.
@@ -44,9 +51,19 @@ class Trainer:
         checkpoint_dir: Shared by all ranks; None: no checkpoints.
         checkpoint_every: Save after each so many steps; always saved at the end of training.
         keep_checkpoints: How many to keep; None: all.
+        checkpoint_async: Copy the state to CPU memory between two steps, on rank 0, and write it in a thread while training goes on; one
+            at a time. A failure is raised at the next step's end, or at the end of training.
         max_grad_norm: Clip the averaged gradient to this global norm.
+        comm_dtype: Dtype of the gradients on the wire; see `GradientSynchronizer`.
+        accumulate_dtype: Dtype of the sums of gradients; see there. Default: float32 with `precision`, else that of each parameter.
         device: `"cpu"`, or `"cuda"` for the GPU of torchrun's `LOCAL_RANK`.
-        on_step: Called after each step, on every rank.
+        prefetch_depth: Batches that are copied to the device ahead of their step; default: 2 for CUDA, 0 for the CPU.
+        on_step: Called after each step, on every rank; one function or several, such as a `TensorBoardLogger`.
+        eval_loader: What `evaluate` goes through after every `eval_every` steps, before the report; closed when training ends.
+        eval_every: After how many steps.
+        eval_batches: Batches of each rank in an evaluation at most; default: all.
+        rank_table_every: After so many steps ranks tell each other how long they worked and waited; rank 0 logs a warning that names each
+            rank which takes more than 1.5 times the median. None: never.
         resume: False: start afresh, which needs a `checkpoint_dir` without checkpoints.
         timeout_s: How long to wait for other ranks.
 
@@ -58,9 +75,10 @@ class Trainer:
         self,
         model: nn.Module,
         loader: TrainingLoader,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
         max_steps: int,
+        precision: PrecisionManager | None = None,
         mesh: Mesh | None = None,
         scheduler: Scheduler | None = None,
         loss_fn: LossFunction | None = None,
@@ -68,9 +86,17 @@ class Trainer:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         keep_checkpoints: int | None = 2,
+        checkpoint_async: bool = False,
         max_grad_norm: float | None = None,
+        comm_dtype: torch.dtype | None = None,
+        accumulate_dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
-        on_step: Callable[[StepReport], object] | None = None,
+        prefetch_depth: int | None = None,
+        on_step: Callable[[StepReport], object] | Sequence[Callable[[StepReport], object]] = (),
+        eval_loader: TrainingLoader | None = None,
+        eval_every: int | None = None,
+        eval_batches: int | None = None,
+        rank_table_every: int | None = 50,
         resume: bool = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
@@ -82,14 +108,23 @@ class Trainer:
             optimizer=optimizer,
             mesh=mesh,
             scheduler=scheduler,
+            precision=precision,
             loss_fn=loss_fn or causal_lm_loss,
             max_steps=max_steps,
             accumulation=_lanes_of_rank(loader, mesh) if accumulation is None else accumulation,
             checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
             checkpoint_every=checkpoint_every,
             keep_checkpoints=keep_checkpoints,
+            checkpoint_async=checkpoint_async,
             max_grad_norm=max_grad_norm,
-            on_step=on_step,
+            comm_dtype=comm_dtype,
+            accumulate_dtype=torch.float32 if accumulate_dtype is None and precision is not None else accumulate_dtype,
+            eval_loader=eval_loader,
+            eval_every=eval_every,
+            eval_batches=eval_batches,
+            rank_table_every=rank_table_every,
+            prefetch_depth=prefetch_depth,
+            on_step=(on_step,) if callable(on_step) else tuple(on_step),
             resume=resume,
             timeout_s=timeout_s,
         )
@@ -102,12 +137,25 @@ class Trainer:
             SynchronizationError: A rank failed, is missing, or has another model.
         """
         options = self._options
-        with closing(options.loader), stop_on_sigterm() as request:
+        loaders = [one for one in (options.loader, options.eval_loader) if one is not None]
+        with ExitStack() as stack:
+            for loader in loaders:
+                stack.enter_context(closing(loader))
+            request = stack.enter_context(stop_on_sigterm())
             device = local_device(self._device)
-            with process_group(options.mesh, device, options.timeout_s):
-                options.model.to(device)
-                options.model.train()
-                return TrainingRun(options, device, request).run()
+            stack.enter_context(process_group(options.mesh, device, options.timeout_s))
+            _place(options, device)
+            options.model.train()
+            return TrainingRun(options, device, request).run()
+
+
+def _place(options: RunOptions, device: torch.device) -> None:
+    """Move the model to its device, where no copies of its parameters would stay behind."""
+    elsewhere = {parameter.device for parameter in options.model.parameters()} - {device}
+    if options.precision is not None and elsewhere:
+        do = "call model.to(device) before making the precision manager"
+        raise ConfigError("model", expected=f"all parameters on {device}", got=f"some on {elsewhere.pop()}", do=do)
+    options.model.to(device)
 
 
 def _lanes_of_rank(loader: TrainingLoader, mesh: Mesh) -> int:

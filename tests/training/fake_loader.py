@@ -34,18 +34,25 @@ class FakeBatch(dict[str, Tensor]):
         self.lane = 0
         self.is_filler = is_filler
 
-    def to(self, device: torch.device) -> Mapping[str, Tensor]:
-        return {name: tensor.to(device) for name, tensor in self.items()}
+    def to(self, device: torch.device) -> FakeBatch:
+        fields = {name: tensor.to(device) for name, tensor in self.items()}
+        batch = FakeBatch(fields, index=self.index, num_tokens=self.num_tokens, is_filler=self.is_filler)
+        batch.num_padding = self.num_padding
+        return batch
 
 
 @dataclass
 class FakeLoader:
-    """Delivers the batches whose index modulo `num_lanes` is a lane of this rank; raises in place of batch `fails_at`."""
+    """Delivers the batches whose place modulo `num_lanes` is a lane of this rank.
+
+    Raises in place of batch `fails_at`; gives a state that JSON would change after batch `bad_state_at`.
+    """
 
     batches: Sequence[FakeBatch]
     num_lanes: int
     mesh: Mesh = field(default_factory=Mesh)
     fails_at: int | None = None
+    bad_state_at: int | None = None
     num_closed: int = 0
     first: int = 0
 
@@ -57,7 +64,7 @@ class FakeLoader:
                 yield self.batches[index]
 
     def state_dict(self, *, after: FakeBatch) -> Any:
-        return {"next": after.index + 1}
+        return {"next": (after.index,) if after.index == self.bad_state_at else after.index + 1}
 
     def load_state_dict(self, state: Any) -> None:
         self.first = state["next"]
@@ -89,7 +96,9 @@ def language_batch(index: int, *, rows: int = 2, seq_len: int = 12) -> FakeBatch
     lengths = torch.randint(2, seq_len + 1, (rows, 1), generator=generator)
     places = torch.arange(seq_len).expand(rows, seq_len)
     fields = {"input_ids": tokens, "position_ids": places, "labels": tokens.masked_fill(places >= lengths, -100)}
-    return FakeBatch(fields, index=index, num_tokens=int(lengths.sum()))
+    batch = FakeBatch(fields, index=index, num_tokens=int(lengths.sum()))
+    batch.num_padding = rows * seq_len - batch.num_tokens
+    return batch
 
 
 def language_batches(count: int) -> list[FakeBatch]:

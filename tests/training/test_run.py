@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from aioloader.training.loss import causal_lm_loss
+from tests.training.fake_loader import TinyModel, language_batches
 from tests.training.ranks import run_cases
 from tests.training.training_cases import NUM_STEPS
 
@@ -95,7 +97,10 @@ def test_a_failing_loader_is_raised_here_and_named_elsewhere(results: dict[str, 
     first, second = results["failing_upstream"]
     assert second["error"] == ["OSError", "the upstream failed", []]
     assert first["error"][0] == "SynchronizationError"
-    assert first["error"][1].startswith("counts of step 2: on dp_rank 0: expected all 2 data-parallel ranks to take part")
+    assert first["error"][1:] == [
+        "step 2: expected all 2 ranks to succeed, dp_rank [1] failed; look for the error in the log of that rank",
+        [1],
+    ]
     assert (first["num_closed"], second["num_closed"]) == (1, 1)
 
 
@@ -113,3 +118,69 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_no_checkpoint(res
         assert rank["latest"] == "step_00000001"
         assert rank["states"] == [{"rank": 0}, {"rank": 1}]
         assert rank["names"] == ["step_00000001", "step_00000003"]
+
+
+def test_a_failing_model_is_raised_here_and_named_elsewhere_at_once(results: dict[str, Any]) -> None:
+    first, second = results["failing_model"]
+    assert second["error"] == ["ArithmeticError", "in the model", []]
+    assert first["error"][0] == "SynchronizationError"
+    assert first["error"][1].startswith("step 2: expected all 2 ranks to succeed, dp_rank [1] failed")
+    assert first["error"][2] == [1]
+    assert max(first["seconds"], second["seconds"]) < 10  # the deadline is 20 s
+
+
+def test_evaluation_adds_up_uneven_ranks_and_leaves_no_trace(results: dict[str, Any]) -> None:
+    expected = results["two_ranks"]
+    for rank, plain in zip(results["observed"], expected, strict=True):
+        assert rank["error"] is None
+        assert rank["reports"] == plain["reports"]
+        assert rank["parameters"] == plain["parameters"]
+        assert [step for step, _, _ in rank["evaluations"]] == [5, 10]
+        assert [count for _, _, count in rank["evaluations"]] == [5, 5]
+    first, second = results["observed"]
+    assert first["evaluations"] == second["evaluations"]
+
+    model = TinyModel()
+    model.load_state_dict({name: torch.tensor(value) for name, value in first["parameters"].items()})
+    with torch.no_grad():
+        pairs = [causal_lm_loss(model, batch) for batch in language_batches(65)[60:]]
+    loss = sum(float(loss) for loss, _ in pairs) / sum(int(count) for _, count in pairs)
+    assert first["evaluations"][-1][1] == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_slow_rank_is_named_on_all_and_logged_once(results: dict[str, Any]) -> None:
+    first, second = results["observed"]
+    assert first["ranks"] == second["ranks"] == [[4, [0, 1], [1]], [8, [0, 1], [1]]]  # B062, B098
+    assert second["warnings"] == []
+    assert len(first["warnings"]) == 2
+    assert first["warnings"][0].startswith("step 4: dp_rank 1 is slow: 0.")
+
+
+def test_padding_and_losses_are_reported(results: dict[str, Any]) -> None:
+    first, second = results["two_ranks"]
+    batches = language_batches(40)
+    assert first["padding"] == second["padding"] == [sum(one.num_padding for one in batches[step * 4 : step * 4 + 4]) for step in range(10)]
+    assert first["losses"] == [2] * 10
+
+
+def test_an_evaluation_that_fails_on_one_rank_is_named_on_the_other(results: dict[str, Any]) -> None:
+    first, second = results["failing_evaluation"]
+    assert second["error"] == ["OSError", "the upstream failed", []]
+    assert first["error"][1].startswith("evaluate: expected all 2 ranks to succeed, dp_rank [1] failed")
+
+
+def test_checkpoints_written_in_the_background_continue_bit_for_bit(results: dict[str, Any]) -> None:
+    assert results["background_names"] == ["step_00000004", "step_00000005"]
+    for rank in range(2):
+        first, second, whole = (results[name][rank] for name in ("background_half", "background_resumed", "two_ranks"))
+        assert first["reports"] + second["reports"] == whole["reports"]
+        assert second["parameters"] == whole["parameters"]
+
+
+def test_a_save_in_the_background_that_fails_on_one_rank_ends_all(results: dict[str, Any]) -> None:
+    first, second = results["failing_background"]
+    assert second["error"][0] == "ConfigError"
+    assert "loader_dp00001.json: expected data that JSON keeps unchanged" in second["error"][1]
+    assert (first["error"][0], first["error"][2]) == ("SynchronizationError", [1])
+    assert all(2 <= len(rank["reports"]) <= 3 for rank in (first, second))
+    assert [name for name in results["unsaved_names"] if not name.startswith(".")] == ["step_00000001"]

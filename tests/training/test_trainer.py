@@ -164,6 +164,10 @@ def test_a_loss_that_is_not_a_sum_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"eval_every": 5}, "eval_every: expected eval_loader and eval_every, or neither, got only one of them"),
+        ({"eval_every": 0, "eval_loader": FakeLoader([], 1)}, "eval_every: expected an integer, 1 or more, got 0"),
+        ({"rank_table_every": 0}, "rank_table_every: expected an integer, 1 or more, got 0"),
+        ({"prefetch_depth": -1}, "prefetch_depth: expected an integer, 0 or more, got -1"),
         ({"max_steps": -1}, "max_steps: expected an integer, 0 or more, got -1"),
         ({"accumulation": 0}, "accumulation: expected an integer, 1 or more, got 0"),
         ({"accumulation": True}, "accumulation: expected an integer, 1 or more, got True"),
@@ -180,8 +184,46 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         Setup(**options)
 
 
+def test_the_loader_that_is_trained_on_is_not_evaluated() -> None:
+    model, loader = TinyModel(), FakeLoader([], 1)
+    with pytest.raises(ConfigError, match="eval_loader: expected a loader of its own, got the one that is trained on"):
+        Trainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), max_steps=1, eval_loader=loader, eval_every=1)
+
+
+def test_an_optimizer_is_needed() -> None:
+    with pytest.raises(ConfigError, match="optimizer: expected one, or a precision manager, got neither"):
+        Trainer(TinyModel(), FakeLoader([], 1), max_steps=1)
+
+
+def test_batches_taken_ahead_change_nothing(tmp_path: Path) -> None:
+    plain = Setup(max_steps=6)
+    plain.trainer.train()
+    ahead = Setup(max_steps=3, prefetch_depth=2, checkpoint_dir=tmp_path)
+    ahead.trainer.train()
+    resumed = Setup(max_steps=6, prefetch_depth=2, checkpoint_dir=tmp_path)
+    resumed.trainer.train()
+    losses = [[report.loss for report in setup.reports] for setup in (plain, ahead, resumed)]
+    assert losses[1] + losses[2] == losses[0]
+
+
+def test_several_callbacks_get_each_report() -> None:
+    first: list[StepReport] = []
+    second: list[StepReport] = []
+    Setup(max_steps=2, on_step=[first.append, second.append]).trainer.train()
+    assert first == second
+    assert [report.step for report in first] == [1, 2]
+
+
+def test_each_micro_batch_has_its_loss() -> None:
+    setup = Setup([language_batch(0), without_targets(1)], num_lanes=2, max_steps=1)
+    setup.trainer.train()
+    (report,) = setup.reports
+    assert report.losses[0] == report.loss
+    assert math.isnan(report.losses[1])
+
+
 @pytest.mark.timeout(90)
-def test_torchrun(tmp_path: Path) -> None:
+def test_sigterm_under_torchrun_saves_and_exits_with_0(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     script = ["-m", "tests.training.torchrun_script", str(tmp_path)]
@@ -189,4 +231,5 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert first == second
-    assert (first["step"], first["dp_size"], first["checkpoint"], first["group_left"]) == (3, 2, "step_00000003", False)
+    assert (first["step"], first["stopped_by"], first["checkpoint"]) == (4, "signal", "step_00000004")
+    assert (first["dp_size"], first["group_left"]) == (2, False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from aioloader.errors import AioLoaderError
 from aioloader.order.mesh import Mesh
 from aioloader.training import StepReport, Trainer, latest_checkpoint, save_checkpoint
+from aioloader.training.loss import causal_lm_loss
 from tests.training.fake_loader import FakeBatch, FakeLoader, TinyModel, language_batches
 from tests.training.ranks import Store, run_ranks
 
@@ -25,14 +28,21 @@ NUM_STEPS = 10
 
 
 def train(
-    rank: int, size: int, *, batches: list[FakeBatch] | None = None, fails_at: int | None = None, seed: int = 3, **options: Any
+    rank: int,
+    size: int,
+    *,
+    batches: list[FakeBatch] | None = None,
+    fails_at: int | None = None,
+    bad_state_at: int | None = None,
+    seed: int = 3,
+    **options: Any,
 ) -> Any:
     """Train the tiny model and return all there is to compare."""
     model = TinyModel(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
     mesh = Mesh(dp_rank=rank, dp_size=size)
-    loader = FakeLoader(batches or language_batches(60), LANES, mesh, fails_at=fails_at)
+    loader = FakeLoader(batches or language_batches(60), LANES, mesh, fails_at=fails_at, bad_state_at=bad_state_at)
     reports: list[StepReport] = []
     hook = options.pop("on_step", reports.append)
     options = {"max_steps": NUM_STEPS, "max_grad_norm": 1.0, "scheduler": scheduler, "on_step": hook, "timeout_s": 20.0, **options}
@@ -51,8 +61,17 @@ def train(
             for report in reports
         ],
         "records": [[list(record) for batch in report.records for record in batch] for report in reports],
-        "times_fit": all(0 <= report.data_wait_s <= report.step_time_s for report in reports),
+        "times_fit": all(0 <= report.data_wait_s <= report.work_s <= report.step_time_s for report in reports),
+        "evaluations": [[report.step, report.evaluation.loss, report.evaluation.num_batches] for report in reports if report.evaluation],
+        "ranks": [[report.step, [row.dp_rank for row in report.ranks.rows], slow(report)] for report in reports if report.ranks],
+        "padding": [report.num_padding for report in reports],
+        "losses": [len(report.losses) for report in reports],
     }
+
+
+def slow(report: StepReport) -> list[int]:
+    assert report.ranks is not None
+    return [row.dp_rank for row in report.ranks.stragglers]
 
 
 def one_rank(rank: int, store: Store) -> Any:
@@ -98,6 +117,57 @@ def failing_upstream(rank: int, store: Store) -> Any:
     if rank == 1:
         dist.destroy_process_group()
     return found
+
+
+def failing_model(rank: int, store: Store) -> Any:
+    """The model of rank 1 fails in the last micro-batch of step 2, while the gradients of rank 0 may be on their way."""
+    num_calls = 0
+
+    def loss_fn(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        nonlocal num_calls
+        num_calls += 1
+        if rank == 1 and num_calls == 4:
+            raise ArithmeticError("in the model")
+        return causal_lm_loss(model, batch)
+
+    started = time.perf_counter()
+    try:
+        found = train(rank, 2, loss_fn=loss_fn)
+    except ArithmeticError as error:
+        found = {"error": [type(error).__name__, str(error), []]}
+    return found | {"seconds": time.perf_counter() - started}
+
+
+def observed(rank: int, store: Store) -> Any:
+    """Rank 1 is slow, and has two batches to evaluate where rank 0 has three; all else is as in `two_ranks`."""
+
+    def loss_fn(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if rank == 1 and model.training:
+            time.sleep(0.05)  # heavy work
+        return causal_lm_loss(model, batch)
+
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("aioloader").addHandler(handler)
+    eval_loader = FakeLoader(language_batches(65)[60:], 2, Mesh(dp_rank=rank, dp_size=2))
+    found = train(rank, 2, seed=3 + rank, loss_fn=loss_fn, eval_loader=eval_loader, eval_every=5, rank_table_every=4)
+    return found | {"warnings": warnings}
+
+
+def failing_evaluation(rank: int, store: Store) -> Any:
+    """The second batch of rank 1 fails."""
+    eval_loader = FakeLoader(language_batches(65)[60:], 2, Mesh(dp_rank=rank, dp_size=2), fails_at=3)
+    return train(rank, 2, eval_loader=eval_loader, eval_every=1)
+
+
+def background_half(directory: str, rank: int, store: Store) -> Any:
+    return train(rank, 2, seed=3 + rank, max_steps=5, checkpoint_dir=directory, checkpoint_every=2, checkpoint_async=True)
+
+
+def failing_background(directory: str, rank: int, store: Store) -> Any:
+    """The state of rank 1 after step 2 is not JSON."""
+    return train(rank, 2, bad_state_at=7, checkpoint_dir=directory, checkpoint_every=1, checkpoint_async=True)
 
 
 class Scalar(nn.Module):
@@ -168,6 +238,14 @@ def main(path: str) -> None:
             "sigterm_names": sorted(entry.name for entry in Path(root, "sigterm").iterdir()),
             "failing_upstream": run_ranks(2, failing_upstream),
             "token_weighted": run_ranks(2, token_weighted),
+            "failing_model": run_ranks(2, failing_model),
+            "observed": run_ranks(2, observed),
+            "failing_evaluation": run_ranks(2, failing_evaluation),
+            "background_half": run_ranks(2, lambda rank, store: background_half(f"{root}/background", rank, store)),
+            "background_names": sorted(entry.name for entry in Path(root, "background").iterdir()),
+            "background_resumed": run_ranks(2, lambda rank, store: second_half(f"{root}/background", rank, store)),
+            "failing_background": run_ranks(2, lambda rank, store: failing_background(f"{root}/unsaved", rank, store)),
+            "unsaved_names": sorted(entry.name for entry in Path(root, "unsaved").iterdir()),
             "failing_save": run_ranks(2, lambda rank, store: failing_save(f"{root}/failing", rank, store)),
         }
     Path(path).write_text(json.dumps(results))
