@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from aioloader.batching import Bucket, FixedBatch, Pack, TokenBudget
     from aioloader.batching.balanced import Balanced
     from aioloader.bridge.batch import Batch, SampleInfo
-    from aioloader.collate import PretrainCollator, SftCollator, StackCollator
+    from aioloader.collate import ContextParallel, PretrainCollator, SftCollator, StackCollator
+    from aioloader.dropin.align import DatasetAttr, align_dataset
+    from aioloader.dropin.async_config import resolve_async_config
+    from aioloader.dropin.async_preprocess import AsyncPreprocessIterableDataset
+    from aioloader.dropin.distributed_iterable import DistributedIterableDataset
+    from aioloader.dropin.distributed_loader import DistributedDataLoader
+    from aioloader.dropin.mmap_tokens import MMapTokens
+    from aioloader.dropin.packed_dataset import PackedDataset
+    from aioloader.dropin.sampler import DistributedSampler
     from aioloader.errors import (
         AioLoaderError,
         BatchError,
@@ -37,27 +45,53 @@ if TYPE_CHECKING:
     from aioloader.pools.rng import record_rng
     from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, SequenceSource, TextFiles
     from aioloader.telemetry.advice import suggest_async_config
-    from aioloader.training import GradientSynchronizer, StepReport, Trainer, TrainResult
+    from aioloader.tokens.megatron import MegatronTokens
+    from aioloader.training import (
+        ClipGradNorm,
+        DevicePrefetcher,
+        DynamicLossScale,
+        GradientSynchronizer,
+        MixedPrecisionManager,
+        SkipNonFinite,
+        StepReport,
+        TensorBoardLogger,
+        Trainer,
+        TrainResult,
+        evaluate,
+    )
 
 _HOME = {
     "AioLoaderError": "errors",
     "AlreadySharded": "order.already_sharded",
     "AsyncIterableSource": "sources",
+    "AsyncPreprocessIterableDataset": "dropin.async_preprocess",
     "Balanced": "batching.balanced",
     "Batch": "bridge.batch",
     "BatchError": "errors",
     "Bucket": "batching",
+    "ClipGradNorm": "training",
     "ClosedError": "errors",
     "ConfigError": "errors",
+    "ContextParallel": "collate",
+    "DatasetAttr": "dropin.align",
+    "DevicePrefetcher": "training",
+    "DistributedDataLoader": "dropin.distributed_loader",
+    "DistributedIterableDataset": "dropin.distributed_iterable",
+    "DistributedSampler": "dropin.sampler",
+    "DynamicLossScale": "training",
     "FixedBatch": "batching",
     "GradientSynchronizer": "training",
     "HostError": "errors",
     "IterableSource": "sources",
     "JsonLines": "sources",
     "Loader": "loader",
+    "MMapTokens": "dropin.mmap_tokens",
+    "MegatronTokens": "tokens.megatron",
     "Mesh": "order.mesh",
+    "MixedPrecisionManager": "training",
     "Mixture": "order.mixture",
     "Pack": "batching",
+    "PackedDataset": "dropin.packed_dataset",
     "PreprocessError": "errors",
     "PretrainCollator": "collate",
     "Quarantine": "faults",
@@ -68,19 +102,24 @@ _HOME = {
     "SequenceSource": "sources",
     "SftCollator": "collate",
     "Shuffle": "order.shuffle",
+    "SkipNonFinite": "training",
     "SourceError": "errors",
     "StackCollator": "collate",
     "StallError": "errors",
     "StepReport": "training",
     "Steps": "order.schedule",
     "SynchronizationError": "errors",
+    "TensorBoardLogger": "training",
     "TextFiles": "sources",
     "TokenBudget": "batching",
     "TrainResult": "training",
     "Trainer": "training",
     "UnevenEndError": "errors",
     "WorkerError": "errors",
+    "align_dataset": "dropin.align",
+    "evaluate": "training",
     "record_rng": "pools.rng",
+    "resolve_async_config": "dropin.async_config",
     "suggest_async_config": "telemetry.advice",
 }
 
@@ -88,21 +127,34 @@ __all__ = [
     "AioLoaderError",
     "AlreadySharded",
     "AsyncIterableSource",
+    "AsyncPreprocessIterableDataset",
     "Balanced",
     "Batch",
     "BatchError",
     "Bucket",
+    "ClipGradNorm",
     "ClosedError",
     "ConfigError",
+    "ContextParallel",
+    "DatasetAttr",
+    "DevicePrefetcher",
+    "DistributedDataLoader",
+    "DistributedIterableDataset",
+    "DistributedSampler",
+    "DynamicLossScale",
     "FixedBatch",
     "GradientSynchronizer",
     "HostError",
     "IterableSource",
     "JsonLines",
     "Loader",
+    "MMapTokens",
+    "MegatronTokens",
     "Mesh",
+    "MixedPrecisionManager",
     "Mixture",
     "Pack",
+    "PackedDataset",
     "PreprocessError",
     "PretrainCollator",
     "Quarantine",
@@ -113,19 +165,24 @@ __all__ = [
     "SequenceSource",
     "SftCollator",
     "Shuffle",
+    "SkipNonFinite",
     "SourceError",
     "StackCollator",
     "StallError",
     "StepReport",
     "Steps",
     "SynchronizationError",
+    "TensorBoardLogger",
     "TextFiles",
     "TokenBudget",
     "TrainResult",
     "Trainer",
     "UnevenEndError",
     "WorkerError",
+    "align_dataset",
+    "evaluate",
     "record_rng",
+    "resolve_async_config",
     "suggest_async_config",
 ]
 

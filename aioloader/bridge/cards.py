@@ -1,7 +1,7 @@
 """What every rank says of itself before a pass, and what has to be equal for the ranks to train on one run's data. Pure.
 
-all ranks          the number of lanes and of data-parallel ranks, the configuration, the step and epoch to begin with
-ranks of one       the whole state and, where each data-parallel rank has a source of its own, that source
+all ranks          the number of lanes, of data- and of context-parallel ranks, the configuration, the step and epoch to begin with
+ranks of one       the state of the lanes and, where each data-parallel rank has a source of its own, that source
 dp_rank (peers)
 each dp_rank       is taken, by equally many ranks
 """
@@ -30,6 +30,7 @@ class Card(NamedTuple):
         dp_rank: Its coordinate; several ranks that share one are peers.
         dp_size: Coordinates in all.
         cp_rank: Which part of the sequences it gets.
+        cp_size: Parts in all.
         num_lanes: Of the loader.
         shared: Digest of what all ranks have to agree on.
         own: Digest of what peers have to agree on.
@@ -41,6 +42,7 @@ class Card(NamedTuple):
     dp_rank: int
     dp_size: int
     cp_rank: int
+    cp_size: int
     num_lanes: int
     shared: int
     own: int
@@ -70,7 +72,7 @@ def compare(cards: Sequence[Card], explain: Callable[[int, int], str]) -> None:
     Raises:
         SynchronizationError: They do not; says which ranks differ, and in what.
     """
-    for name in ("dp_size", "num_lanes"):
+    for name in ("dp_size", "cp_size", "num_lanes"):
         _check_equal(cards, name, "give all ranks the same mesh sizes and lanes")
     _check_coordinates(cards)
     first, other = _two_that_differ(cards, lambda card: card.shared)
@@ -104,10 +106,13 @@ def _check_coordinates(cards: Sequence[Card]) -> None:
 
 
 def _check_places(cards: Sequence[Card]) -> None:
-    """Check that no rank is left behind. A state that another number of ranks saved may be in the middle of a step."""
+    """Check that no rank is left behind. A state that another number of ranks saved may be in the middle of a step.
+
+    In one step some lanes may be in the next epoch already, where a filter takes less of them than of others.
+    """
     steps = [card.step for card in cards]
     is_apart = max(steps) - min(steps) > cards[0].is_resumed
-    if is_apart or len({(card.epoch, card.is_resumed) for card in cards}) > 1:
+    if is_apart or len({(card.is_resumed, card.is_resumed or card.epoch) for card in cards}) > 1:
         raise _error(
             "all ranks to begin at the same step",
             _ranks(cards, lambda card: f"epoch {card.epoch}, step {card.step}{', from a loaded state,' if card.is_resumed else ''}"),

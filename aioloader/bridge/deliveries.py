@@ -75,8 +75,7 @@ class Deliveries:
 
     def failure(self, rank: int) -> list[int]:
         """Return what this rank says when its pass has failed, so that the others need not wait for it."""
-        said = self.contribution(0)
-        return [rank, *[_NEVER] * (len(said) - 1)]
+        return [self._pass_number, -self._pass_number, rank]
 
     def contribution(self, step: int) -> list[int]:
         """Return what this rank says after a step; begins to count anew."""
@@ -91,7 +90,7 @@ class Deliveries:
         records = [_NEVER] * (mesh.dp_size * _NUM_RECORDS)
         begin = mesh.dp_rank * _NUM_RECORDS
         records[begin : begin + len(seen.records)] = seen.records
-        return [_NEVER, self._pass_number, -self._pass_number, step, -step, *pairs, *records]
+        return [self._pass_number, -self._pass_number, _NEVER, step, -step, *pairs, *records]
 
     def learn(self, minimum: Sequence[int]) -> None:
         """Take the result of the round that was contributed to last.
@@ -102,12 +101,14 @@ class Deliveries:
         """
         mesh, seen = self._mesh, self._said
         assert seen is not None, "a round is begun before its result is there"
-        failed, first_pass, last_pass, first_step, last_step, *rest = minimum
-        if failed != _NEVER:
+        first_pass, last_pass, failed, first_step, last_step, *rest = minimum
+        if failed < _NEVER:
             message = f"expected all ranks to go on, but the loader of rank {failed} failed; look for the error there"
             raise SynchronizationError("check of deliveries", message, missing=[failed])
-        if (first_pass, first_step) != (-last_pass, -last_step):
-            raise self._error(f"all ranks at one step, got steps {first_step} to {-last_step} of passes {first_pass} to {-last_pass}")
+        if first_pass != -last_pass:
+            raise self._error("all ranks in one pass, got some that have left it for the next; begin and leave loops on all ranks alike")
+        if first_step != -last_step:
+            raise self._error(f"all ranks at one step, got steps {first_step} to {-last_step}")
         num_pairs = mesh.dp_size + mesh.dp_size * mesh.cp_size
         pairs, records = rest[: 2 * num_pairs], rest[2 * num_pairs :]
         for place in range(num_pairs):

@@ -59,8 +59,8 @@ class Job:
 
     @property
     def has_other_ranks(self) -> bool:
-        """Return whether there are other data-parallel ranks to agree with."""
-        return self._plan.lanes.dp_size > 1 and has_other_ranks()
+        """Return whether there are other data-parallel ranks to agree with. A mesh of more ranks than there are is played, not run."""
+        return self._plan.lanes.dp_size > 1 and has_other_ranks() and self._num_ranks <= torch.distributed.get_world_size()
 
     def begin_pass(self, run: Run, *, is_resumed: bool) -> None:
         """Meet the other ranks; blocks until all are there, if there are any.
@@ -142,11 +142,13 @@ class Job:
         shared = {**plan.fingerprint, **settings}
         if is_split:
             shared.pop("source")
-        own = {"source": plan.fingerprint["source"], "state": {name: value for name, value in state.items() if name != "fingerprint"}}
+        # Not where the source is to be read from: how far back that is depends on timing, and gives the same.
+        own = {"source": plan.fingerprint["source"], "state": {name: state[name] for name in ("end_epoch", "turn", "lanes")}}
         card = Card(
             dp_rank=plan.lanes.dp_rank,
             dp_size=plan.lanes.dp_size,
             cp_rank=self._mesh.cp_rank,
+            cp_size=self._mesh.cp_size,
             num_lanes=plan.lanes.num_lanes,
             shared=digest(shared),
             own=digest(own),
@@ -154,8 +156,9 @@ class Job:
             step=min(int(lane["step"]) for lane in state["lanes"].values()),
             is_resumed=int(is_resumed),
         )
-        repeats = plan.num_distinct is not None or isinstance(plan.source, MixedStream)
-        can_repeat = repeats or run.epochs != 1  # at the border of two epochs a micro-batch holds records of both
+        repeats = plan.num_distinct is not None or isinstance(plan.source, MixedStream) or getattr(plan.source, "has_repeats", False)
+        # Sources of their own may number their records alike; at the border of two epochs a micro-batch holds records of both.
+        can_repeat = is_split or repeats or run.epochs != 1
         matching.begin_pass(card, shared, own, turn=int(state["turn"]), can_repeat=can_repeat)
 
     def _meet(self) -> None:

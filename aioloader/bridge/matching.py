@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from aioloader.bridge.batch import Batch
 from aioloader.bridge.cards import Card, compare
@@ -24,6 +25,8 @@ from aioloader.state import diff
 __all__ = ["Matching"]
 
 _READ_TIMEOUT_S = 5.0
+_NUMBERS_PER_RANK = 12
+"""What a rank says at most: its card, or the digests of a coordinate of its own and some of its records."""
 
 
 class Matching:
@@ -40,7 +43,8 @@ class Matching:
         self._mesh = mesh
         self._every = every
         self._num_lanes = num_lanes
-        self._rounds = Rounds(timeout_s, operation="check of ranks", task="take part in the check of their data")
+        width = _NUMBERS_PER_RANK * (1 + dist.get_world_size())
+        self._rounds = Rounds(timeout_s, operation="check of ranks", task="take part in the check of their data", width=width)
         self.cards: list[Card] = []
         self._deliveries = Deliveries(mesh)
         self._turn = self._step = self._first_step = 0

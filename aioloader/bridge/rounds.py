@@ -48,6 +48,7 @@ class Rounds:
         ranks: Those that take part, this one included; None: all.
         operation: Named in errors.
         task: What the ranks are to do together, for errors.
+        width: Numbers in every round, to which fewer are filled up: rounds of two lengths that meet would end the process.
 
     Raises:
         SynchronizationError: A rank did not come in time to make the group.
@@ -60,12 +61,14 @@ class Rounds:
         ranks: Sequence[int] | None = None,
         operation: str = "end of data",
         task: str = "agree on the next step",
+        width: int = 0,
     ) -> None:
         self._timeout_s = timeout_s
         self._world = dist.group.WORLD
         self.ranks = list(range(dist.get_world_size()) if ranks is None else ranks)
         self._operation = operation
         self._task = task
+        self._width = width
         self._store: Any = dist.distributed_c10d._get_default_store()
         number = next(_numbers[operation, tuple(self.ranks)])
         self._name = f"aioloader/{operation}/{'all' if ranks is None else '-'.join(map(str, self.ranks))}/{number}"
@@ -114,7 +117,7 @@ class Rounds:
 
     def begin(self, numbers: Sequence[int]) -> None:
         """Begin a round; returns at once."""
-        tensor = torch.tensor(numbers, dtype=torch.int64)
+        tensor = torch.tensor([*numbers, *[_NOTHING] * (self._width - len(numbers))], dtype=torch.int64)
         try:
             self._running.append((self._group.allreduce([tensor], self._minimum), tensor))
         except RuntimeError as error:
@@ -159,6 +162,9 @@ class Rounds:
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, in the order of `ranks`; all give equally many. Blocks until they are there.
 
+        It may meet rounds that others began in a pass before, and left: theirs follows. For that, rounds have one width, and the first
+        two numbers of each are the pass and its negative.
+
         Raises:
             SynchronizationError: As `take`.
         """
@@ -166,10 +172,14 @@ class Rounds:
         own, width = self.ranks.index(self.rank), len(numbers)
         slots = [_NOTHING] * (width * len(self.ranks))
         slots[own * width : (own + 1) * width] = numbers
-        self.begin(slots)
-        while (result := self.take()) is None:
-            self.wait()
-        return [result[at : at + width] for at in range(0, len(result), width)]
+        head = [self.pass_number, -self.pass_number, _NOTHING]
+        first = 0
+        while first != self.pass_number:
+            self.begin([*head, *slots])
+            while (result := self.take()) is None:
+                self.wait()
+            first = result[0]
+        return [result[at : at + width] for at in range(len(head), len(head) + len(slots), width)]
 
     def publish(self, name: str, text: str) -> None:
         """Leave a text for the other ranks."""
@@ -240,7 +250,7 @@ class Rounds:
 
     def _missing(self) -> SynchronizationError:
         """Return the error that names the ranks that gave no sign."""
-        reason = f"within {self._timeout_s:g} s" if self._failure is None else "after a connection was lost"
+        reason = f"within {self._timeout_s:g} s" if self._failure is None else "and a connection that was lost"
         expected = f"on rank {self.rank}: expected {len(self.ranks)} ranks to {self._task}"
         try:
             missing = [rank for rank in self.ranks if not self._store.check([self._key(rank)])]
@@ -250,10 +260,10 @@ class Rounds:
                 f"{expected}, got no answer {reason}, and the store that says who is there is gone too; "
                 "look for a rank that stopped, first of all rank 0",
             )
-        listed = ", ".join(map(str, missing)) or "none in particular"
+        got = f"no sign of rank {', '.join(map(str, missing))}" if missing else "no answer, though each is there,"
         return SynchronizationError(
             self._operation,
-            f"{expected}, got no sign of rank {listed} {reason}; "
+            f"{expected}, got {got} {reason}; "
             "look in the logs there for why it stopped, or give Loader a larger end_timeout_s if it is only slow",
             missing=missing,
         )

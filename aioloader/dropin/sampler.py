@@ -16,7 +16,7 @@ from aioloader.order.mesh import Mesh
 from aioloader.order.sampling import Sampling, merge_states
 from aioloader.protocols import Json
 
-__all__ = ["DistributedSampler"]
+__all__ = ["DistributedSampler", "torch_permutation"]
 
 _AT_ONCE = 4096
 """Indices made in one go: enough for NumPy to pay, a few ten microseconds."""

@@ -33,6 +33,11 @@ class SampledIndices:
         """Return the number of positions of one epoch."""
         return self._sampling.end()
 
+    @property
+    def has_repeats(self) -> bool:
+        """Return whether a record may stand at several positions of one epoch."""
+        return self.num_records > self._sampling.num_records
+
     def fingerprint(self) -> Mapping[str, Json]:
         """Return the options of the sampling, without the number of ranks where that changes only the tail."""
         names = ("num_records", "seed", "shuffle", "order", "tail", "mode")

@@ -22,14 +22,14 @@ MAX_PICKLE_BYTES = 1 << 16
 STORAGES = {kind: name for name, kind in TORCH_DTYPES.items()}
 
 
-class Storage(NamedTuple):
+class _Storage(NamedTuple):
     """What a pickle says of a storage: torch's name of its type, and its entry."""
 
     kind: str
     key: str
 
 
-class Tensor(NamedTuple):
+class _Tensor(NamedTuple):
     """What a pickle says of a tensor; `kind` is the name of a storage or a dtype."""
 
     kind: str
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class TensorUnpickler(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
     """Understands a tensor and nothing else."""
 
     def find_class(self, module: str, name: str, /) -> Any:
@@ -52,10 +52,10 @@ class TensorUnpickler(pickle.Unpickler):
             return name
         raise pickle.UnpicklingError(f"{module}.{name}")
 
-    def persistent_load(self, pid: Any, /) -> Storage:
+    def persistent_load(self, pid: Any, /) -> _Storage:
         """Return the storage that a persistent id names."""
         _, kind, key, _, _ = pid
-        return Storage(kind, key)
+        return _Storage(kind, key)
 
 
 def read_torch_extent(path: Path) -> Extent:
@@ -88,14 +88,14 @@ def _read(path: Path, archive: zipfile.ZipFile, file: BinaryIO) -> Extent:
     return Extent(_values_start(file, entry.header_offset) + tensor.offset * dtype.itemsize, dtype, tensor.shape)
 
 
-def _unpickle(path: Path, data: bytes) -> Tensor:
+def _unpickle(path: Path, data: bytes) -> _Tensor:
     from io import BytesIO
 
     try:
-        tensor = TensorUnpickler(BytesIO(data)).load()
+        tensor = _TensorUnpickler(BytesIO(data)).load()
     except Exception as error:  # noqa: BLE001 - a hostile pickle may raise anything
         _refuse(path, f"a pickle that asks for {error}", error)
-    if not isinstance(tensor, Tensor):
+    if not isinstance(tensor, _Tensor):
         _refuse(path, f"a {type(tensor).__name__}")
     if tensor.kind not in STORAGES:
         _refuse(path, f"a tensor of {tensor.kind}")
@@ -105,10 +105,10 @@ def _unpickle(path: Path, data: bytes) -> Tensor:
     return tensor
 
 
-def _tensor(storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *rest: Any) -> Tensor:
+def _tensor(storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *rest: Any) -> _Tensor:
     """Stand in for `_rebuild_tensor_v2`; version 3 says the type as well, since its storage has none."""
     kind = rest[2] if storage.kind == "UntypedStorage" else storage.kind
-    return Tensor(kind, storage.key, offset, shape, strides)
+    return _Tensor(kind, storage.key, offset, shape, strides)
 
 
 def _values_start(file: BinaryIO, header_offset: int) -> int:

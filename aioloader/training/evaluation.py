@@ -17,7 +17,7 @@ from torch import nn
 from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
 from aioloader.training.device_prefetch import DevicePrefetcher
-from aioloader.training.dp_group import DEFAULT_TIMEOUT_S, DataParallelGroup
+from aioloader.training.groups.dp_group import DEFAULT_TIMEOUT_S, DataParallelGroup
 from aioloader.training.loss import LossFunction, causal_lm_loss, check_loss
 from aioloader.training.reports import Evaluation, TrainingLoader
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aioloader.training.gradients import GradientSynchronizer
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
 from aioloader.training.loss import LossFunction, check_loss
 from aioloader.training.reports import MicroBatch
 

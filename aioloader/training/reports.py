@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from aioloader.protocols import Json
-from aioloader.training.snapshot import Stateful
+from aioloader.training.checkpoints.snapshot import Stateful
 from aioloader.training.stragglers import RankTable
 
 __all__ = ["Evaluation", "MicroBatch", "Scheduler", "StepReport", "TrainResult", "TrainingLoader"]

@@ -22,11 +22,11 @@ import torch
 
 from aioloader.errors import SynchronizationError
 from aioloader.training.device_prefetch import DevicePrefetcher
-from aioloader.training.dp_group import DataParallelGroup
 from aioloader.training.evaluation import evaluate
-from aioloader.training.gradients import GradientSynchronizer
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
+from aioloader.training.groups.dp_group import DataParallelGroup
+from aioloader.training.groups.process_group import StopRequest
 from aioloader.training.micro_batches import Accumulator, StepWork
-from aioloader.training.process_group import StopRequest
 from aioloader.training.reports import Evaluation, MicroBatch, StepReport, TrainResult
 from aioloader.training.run_checkpoints import RunCheckpoints
 from aioloader.training.run_options import RunOptions

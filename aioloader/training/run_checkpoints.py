@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from aioloader.errors import ConfigError, SynchronizationError
 from aioloader.protocols import Json
-from aioloader.training.background_save import BackgroundSaver
-from aioloader.training.checkpoint import Checkpoint, load_checkpoint, write_snapshot
-from aioloader.training.checkpoint_files import complete_checkpoints, step_path
-from aioloader.training.dp_group import DataParallelGroup
+from aioloader.training.checkpoints.background_save import BackgroundSaver
+from aioloader.training.checkpoints.checkpoint import Checkpoint, load_checkpoint, write_snapshot
+from aioloader.training.checkpoints.files import complete_checkpoints, step_path
+from aioloader.training.checkpoints.snapshot import TrainingParts
+from aioloader.training.groups.dp_group import DataParallelGroup
 from aioloader.training.reports import MicroBatch
 from aioloader.training.run_options import RunOptions
-from aioloader.training.snapshot import TrainingParts
 
 __all__ = ["RunCheckpoints"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from aioloader.training.dp_group import DataParallelGroup
+from aioloader.training.groups.dp_group import DataParallelGroup
 from aioloader.training.stragglers import RankTable, RankTimer
 
 __all__ = ["StepCounts", "exchange"]

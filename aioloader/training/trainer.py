@@ -12,9 +12,9 @@ from torch import nn
 
 from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
-from aioloader.training.dp_group import DEFAULT_TIMEOUT_S, resolve_mesh
+from aioloader.training.groups.dp_group import DEFAULT_TIMEOUT_S, resolve_mesh
+from aioloader.training.groups.process_group import local_device, process_group, stop_on_sigterm
 from aioloader.training.loss import LossFunction, causal_lm_loss
-from aioloader.training.process_group import local_device, process_group, stop_on_sigterm
 from aioloader.training.reports import Scheduler, StepReport, TrainingLoader, TrainResult
 from aioloader.training.run import TrainingRun
 from aioloader.training.run_options import RunOptions

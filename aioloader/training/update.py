@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from aioloader.training.gradients import GradientSynchronizer
+from aioloader.training.checkpoints.snapshot import Stateful
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
 from aioloader.training.reports import Scheduler
-from aioloader.training.snapshot import Stateful
 
-__all__ = ["FullPrecision", "ManagedPrecision", "PrecisionManager", "StepOutcome", "Update"]
+__all__ = ["FullPrecision", "ManagedPrecision", "ManagedStep", "PrecisionManager", "StepOutcome", "Update"]
 
 
 class ManagedStep(Protocol):

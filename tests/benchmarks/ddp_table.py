@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aioloader.training.gradients import GradientSynchronizer
-from aioloader.training.sync_stats import SyncStats
+from aioloader.training.gradients.sync_stats import SyncStats
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
 from tests.benchmarks.machine import describe_machine, describe_versions
 from tests.training import ranks
 

@@ -15,7 +15,7 @@ def explain(rank: int, other: int) -> str:
 
 
 def cards(dp_size: int = 2, num_peers: int = 2) -> list[Card]:
-    return [Card(rank // num_peers, dp_size, 0, 2 * dp_size, 11, 22, 0, 5, 1) for rank in range(dp_size * num_peers)]
+    return [Card(rank // num_peers, dp_size, 0, 1, 2 * dp_size, 11, 22, 0, 5, 1) for rank in range(dp_size * num_peers)]
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
@@ -32,9 +32,9 @@ def test_ranks_that_are_built_alike_fit_in_any_layout(dp_size: int, num_peers: i
         ({"shared": 12}, r"same configuration on all 4 ranks, got rank 0, 1, 2 against rank 3 \(what differs between 0 and 3\)"),
         ({"own": 23}, r"ranks 2, 3, which share dp_rank 1, .* got rank 2 and rank 3 that differ \(what differs between 2 and 3\)"),
         ({"step": 7}, r"same step, got epoch 0, step 5, from a loaded state, on rank 0, 1, 2 against epoch 0, step 7, .* on rank 3; load"),
-        ({"epoch": 1}, r"epoch 1, step 5, from a loaded state, on rank 3"),
         ({"is_resumed": 0}, r"epoch 0, step 5 on rank 3; load the states of one checkpoint on all ranks, or on none"),
         ({"dp_size": 4}, r"same dp_size on all ranks, got dp_size 2 on rank 0, 1, 2 against dp_size 4 on rank 3"),
+        ({"cp_size": 2}, r"same cp_size on all ranks"),
         ({"num_lanes": 8}, r"same num_lanes"),
         ({"dp_rank": 0}, r"equally many of 4 ranks, got dp_rank 1 on 1 and dp_rank 0 on 3 \(ranks 0, 1, 3\); take dp_rank from the device"),
     ],
@@ -52,6 +52,13 @@ def test_a_step_that_others_have_begun_is_resumed_and_not_begun() -> None:
     compare(ahead, explain)
     with pytest.raises(SynchronizationError, match="same step"):
         compare([card._replace(is_resumed=0) for card in ahead], explain)
+
+
+def test_epochs_have_to_be_the_same_unless_lanes_have_drifted_apart_in_a_run_that_is_resumed() -> None:
+    apart = [*cards()[:3], cards()[3]._replace(epoch=1)]
+    compare(apart, explain)
+    with pytest.raises(SynchronizationError, match=r"epoch 0, step 5 on rank 0, 1, 2 against epoch 1, step 5 on rank 3"):
+        compare([card._replace(is_resumed=0) for card in apart], explain)
 
 
 def test_data_parallel_ranks_may_have_sources_of_their_own() -> None:

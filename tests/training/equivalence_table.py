@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from aioloader import FixedBatch, Loader, Mesh, PretrainCollator, Shuffle, StepReport, Trainer
-from aioloader.training.mixed_precision import MixedPrecisionManager
-from aioloader.training.transforms import ClipGradNorm, SkipNonFinite
+from aioloader.training.precision.manager import MixedPrecisionManager
+from aioloader.training.precision.transforms import ClipGradNorm, SkipNonFinite
 from tests.training.ranks import Store, run_ranks
 
 NUM_STEPS = 20

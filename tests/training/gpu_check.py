@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from aioloader.training import StepReport, Trainer
 from aioloader.training.device_prefetch import DevicePrefetcher
-from aioloader.training.mixed_precision import MixedPrecisionManager
+from aioloader.training.precision.manager import MixedPrecisionManager
 from tests.training.fake_loader import FakeBatch, FakeLoader, TinyModel, language_batches
 
 MEGABYTES, NUM_BATCHES, WIDTH = 64, 30, 4096

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from aioloader.errors import AioLoaderError
-from aioloader.training.gradients import GradientSynchronizer
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
 from tests.training.ranks import Store, run_ranks
 
 NUM_MICRO_BATCHES = 8

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from aioloader.order.mesh import Mesh
-from aioloader.training.dp_group import DataParallelGroup
-from aioloader.training.gradients import GradientSynchronizer
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
+from aioloader.training.groups.dp_group import DataParallelGroup
 from tests.training.gradient_cases import Weights, accumulate, gradients, refusal
 from tests.training.ranks import Store, run_ranks
 

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from aioloader.training.dp_group import DataParallelGroup
-from aioloader.training.gradients import GradientSynchronizer
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
+from aioloader.training.groups.dp_group import DataParallelGroup
 from tests.training.gradient_cases import Weights, gradients, network, network_loss, refusal
 from tests.training.ranks import Store, run_ranks
 

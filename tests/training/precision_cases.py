@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from aioloader.order.mesh import Mesh
-from aioloader.training.gradients import GradientSynchronizer
-from aioloader.training.loss_scaling import DynamicLossScale
-from aioloader.training.mixed_precision import MixedPrecisionManager
-from aioloader.training.step_parts import fused_adamw
-from aioloader.training.transforms import ClipGradNorm, SkipNonFinite
+from aioloader.training.gradients.synchronizer import GradientSynchronizer
+from aioloader.training.precision.loss_scaling import DynamicLossScale
+from aioloader.training.precision.manager import MixedPrecisionManager
+from aioloader.training.precision.parts import fused_adamw
+from aioloader.training.precision.transforms import ClipGradNorm, SkipNonFinite
 from tests.training.gradient_cases import Weights, network, refusal
 from tests.training.ranks import Store, run_ranks
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from aioloader.errors import ConfigError, ResumeError
 from aioloader.training import StepReport, Trainer
 from aioloader.training.loss import causal_lm_loss
-from aioloader.training.mixed_precision import MixedPrecisionManager
-from aioloader.training.transforms import ClipGradNorm, SkipNonFinite
+from aioloader.training.precision.manager import MixedPrecisionManager
+from aioloader.training.precision.transforms import ClipGradNorm, SkipNonFinite
 from tests.training.fake_loader import FakeLoader, TinyModel, language_batches
 
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from aioloader.order.mesh import Mesh
-from aioloader.training.mixed_precision import MixedPrecisionManager
-from aioloader.training.step_parts import fused_adamw
-from aioloader.training.transforms import ClipGradNorm
+from aioloader.training.precision.manager import MixedPrecisionManager
+from aioloader.training.precision.parts import fused_adamw
+from aioloader.training.precision.transforms import ClipGradNorm
 from tests.training.gradient_cases import Weights
 from tests.training.ranks import Store, run_ranks
 

@@ -1,0 +1,1 @@
+"""Mixed precision: float32 masters, transforms of the gradients, loss scaling."""
