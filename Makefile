@@ -3,7 +3,7 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := check
-.PHONY: check test test-all chaos lint types imports demo bench clean
+.PHONY: check test test-all chaos lint types imports demo examples bench clean
 
 check: test lint types imports
 
@@ -31,6 +31,10 @@ demo: .venv/.stamp
 	$(BIN)/python examples/demo.py
 
 # For a part of it: make bench BENCH='--workloads overhead --contestants aioloader,dataloader-map'
+# Those that start torchrun; the others are run by `make test`.
+examples: .venv/.stamp
+	$(BIN)/pytest -m slow -k "not demo" tests/examples
+
 bench: .venv-bench/.stamp
 	.venv-bench/bin/python -m tests.benchmarks $(BENCH)
 

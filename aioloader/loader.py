@@ -346,8 +346,6 @@ class Loader:
     # Behind the surface
 
     def _start(self) -> BatchIterator:
-        from aioloader.bridge.iterator import BatchIterator
-
         if self._closed:
             raise ClosedError("Loader: expected an open loader, got one that was closed; make a new one.")
         if self._host is not None and self._host.is_inherited:  # in a process forked since: a DataLoader worker, say
@@ -359,10 +357,18 @@ class Loader:
             )
         skips_empty = self._resumed and not self._is_epoch_given
         run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=skips_empty)
-        job = self._ranks()
-        job.begin_pass(run, is_resumed=self._resumed)
-        feed = job.feed(run, start=self._engine, leave=self._end_host)
-        iterator = BatchIterator(feed, self._state, job, on_end=self._passed, on_leave=self._left, on_death=self._revive)
+        feed: Any
+        matching = sender = None
+        if self._mesh.dp_size * self._mesh.num_peers == 1:
+            feed = self._engine(run)  # which comes to work while this process imports torch below
+        else:
+            job = self._ranks()
+            job.begin_pass(run, is_resumed=self._resumed)
+            feed = job.feed(run, start=self._engine, leave=self._end_host)
+            matching, sender = job.matching, job.sender
+        from aioloader.bridge.iterator import BatchIterator
+
+        iterator = BatchIterator(feed, self._state, matching, sender, on_end=self._passed, on_leave=self._left, on_death=self._revive)
         self._iterator = weakref.ref(iterator)
         return iterator
 

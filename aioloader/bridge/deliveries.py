@@ -143,8 +143,9 @@ class Deliveries:
         dp_rank, cp_rank = divmod(place - mesh.dp_size, mesh.cp_size)
         at = f"dp_rank {dp_rank}" + (f", cp_rank {cp_rank}" if mesh.cp_size > 1 else "")
         return self._error(
-            f"the ranks of {at} to get the same bytes, got the same records with different content; draw random numbers in preprocess "
-            "from random, numpy.random or torch as they are seeded for each record, or use read='group'"
+            f"the ranks of {at} to get the same bytes, got the same record ids with different content; choose samples by "
+            "mesh.dp_rank, never by the global rank; draw random numbers in preprocess from random, numpy.random or torch as they are seeded "
+            "for each record; or use read='group'"
         )
 
     def _error(self, text: str) -> SynchronizationError:

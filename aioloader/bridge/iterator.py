@@ -17,8 +17,8 @@ from anyio.lowlevel import checkpoint
 from aioloader.bridge.agreed import AgreedFeed
 from aioloader.bridge.batch import Batch, to_batch
 from aioloader.bridge.feed import Engine, Feed, InlineFeed
-from aioloader.bridge.job import Job
-from aioloader.bridge.relay import PeerFeed
+from aioloader.bridge.matching import Matching
+from aioloader.bridge.relay import PeerFeed, Sender
 from aioloader.engine.channel import Delivered
 from aioloader.engine.host import Ended, HostDied
 from aioloader.engine.output import Ready
@@ -39,7 +39,8 @@ class BatchIterator:
         self,
         feed: Feed,
         state: Json,
-        job: Job,
+        matching: Matching | None = None,
+        sender: Sender | None = None,
         *,
         on_end: Callable[[BatchIterator, Json], None],
         on_leave: Callable[[BatchIterator], None],
@@ -48,8 +49,8 @@ class BatchIterator:
         self._feed = feed
         self._agreed = feed if isinstance(feed, AgreedFeed) else None
         self._from_ranks = feed if isinstance(feed, AgreedFeed | PeerFeed) else None
-        self._matching = job.matching
-        self._sender = job.sender
+        self._matching = matching
+        self._sender = sender
         self._awaits_check = False
         self._base = state
         self._load_last: Callable[[], Json] | None = None

@@ -21,15 +21,18 @@ IGNORED_LABEL = -100
 _INPUTS = ("input_ids", "position_ids", "attention_mask")
 
 
-def causal_lm_loss(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+def causal_lm_loss(model: nn.Module, batch: Any, *, labels_shifted: bool = False) -> tuple[Tensor, Tensor]:
     """Return the sum of the next-token losses and the number of targets, both as scalars.
 
-    Labels are not shifted: `labels[i]` is the token at `i`, predicted from the positions before it. `IGNORED_LABEL` is no target.
+    `labels[i]` is the token at `i`, predicted from the positions before it; where `labels_shifted`, it is the target of position `i`, as
+    collators with `shift_labels=True` and `ContextParallel` deliver it: `loss_fn=functools.partial(causal_lm_loss, labels_shifted=True)`.
+    `IGNORED_LABEL` is no target.
 
     Args:
         model: Called with `input_ids` and, where the batch has them, `position_ids` and `attention_mask`; returns
             float[num_rows, seq_len, vocabulary], or an object with these as `logits`.
         batch: Has `input_ids` and `labels`, int64[num_rows, seq_len].
+        labels_shifted: Whether the collator has shifted the labels.
 
     Raises:
         ConfigError: The batch has no labels.
@@ -38,9 +41,12 @@ def causal_lm_loss(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         raise ConfigError("causal_lm_loss", expected="labels in the batch", got="none", do="let the collator make them, or give loss_fn")
     output = model(**{name: batch[name] for name in _INPUTS if name in batch})
     logits: Tensor = getattr(output, "logits", output)
-    targets: Tensor = batch["labels"][:, 1:].flatten()
+    labels: Tensor = batch["labels"]
+    if not labels_shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    targets = labels.flatten()
     # float32: the sum over a micro-batch of many tokens loses too much in half precision.
-    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.long(), ignore_index=IGNORED_LABEL, reduction="sum")
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.long(), ignore_index=IGNORED_LABEL, reduction="sum")
     return loss, torch.count_nonzero(targets != IGNORED_LABEL)
 
 

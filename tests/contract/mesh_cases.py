@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from aioloader import AioLoaderError, FixedBatch, Loader, Mesh, Pack, PretrainCollator
+from aioloader import AioLoaderError, DistributedDataLoader, FixedBatch, Loader, Mesh, Pack, PretrainCollator
 from tests.contract.cases import INLINE, PROCESSES, THREADS, Options
 from tests.contract.mesh_work import Lengths, by_global_rank, collate, keep, plain, tokens, unseeded, with_long_text, with_reader
 from tests.contract.uneven import NUM_LANES, NUM_RECORDS, as_field, fails_at_20
@@ -110,6 +111,12 @@ def reader_leaves(rank: int) -> Any:
         return found
 
 
+def sampled(seed: int) -> Any:
+    """Samples are chosen by an order that the global rank decides, as a sampler seeded with it would."""
+    order = random.Random(seed).sample(range(NUM_RECORDS), NUM_RECORDS)
+    return DistributedDataLoader(list(range(NUM_RECORDS)), here(), 2, collator=as_field, sampler=order, check_every=1)
+
+
 def misfits(rank: int) -> dict[str, Any]:
     state = passes(make(preprocess=plain), 1)["states"][1]
     return {
@@ -123,6 +130,8 @@ def misfits(rank: int) -> dict[str, Any]:
         "by global rank": passes(make(preprocess=by_global_rank)),
         "samples": passes(make(preprocess=Lengths())),
         "unseeded": passes(make(preprocess=unseeded)),
+        "sampler": passes(sampled(rank)),
+        "own mesh": passes(make(preprocess=plain, lanes=12, mesh=Mesh(dp_rank=rank, dp_size=4) if rank else here())),
         "unseeded, not checked": passes(make(preprocess=unseeded, check_every=None), 1),
         "alone": passes(make(mesh=Mesh(), seed=rank, preprocess=plain), 1),
     }

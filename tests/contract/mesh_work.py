@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,33 @@ def keep(number: int) -> Any:
 
 def plain(number: int) -> Any:
     return {"number": number, "reader": 0}
+
+
+def fails_where_told(number: int) -> Any:
+    if str(number) == os.environ.get("BAD_RECORD"):
+        raise ValueError(f"record {number} is bad")
+    return uneven(number)
+
+
+def slowly(number: int) -> Any:
+    """The records after the first few take long, until somebody says that they need not."""
+    until = time.monotonic() + 5
+    while number > 20 and "QUICKLY" not in os.environ and time.monotonic() < until:
+        time.sleep(0.01)
+    return uneven(number)
+
+
+class Part:
+    """Records of one data-parallel rank, which are not told apart by their names."""
+
+    def __init__(self, dp_rank: int) -> None:
+        self.first = 1000 * dp_rank
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.first, self.first + 24)
+
+    def fingerprint(self) -> Any:
+        return {"kind": "part"}
 
 
 def by_global_rank(number: int) -> Any:

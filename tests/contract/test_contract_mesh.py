@@ -155,7 +155,9 @@ def test_ranks_that_fit_are_let_through(found: Any) -> None:
         ("lanes", ["start-up check", "same num_lanes on all ranks", "num_lanes 12 on rank 0"]),
         ("by global rank", ["check of deliveries", "ranks of dp_rank 0 to get the same bytes"]),
         ("samples", ["check of deliveries", "ranks of dp_rank 1 to get the same micro-batches"]),
-        ("unseeded", ["check of deliveries", "same records with different content", "read='group'"]),
+        ("sampler", ["check of deliveries", "ranks of dp_rank 0 to get the same bytes", "never by the global rank"]),
+        ("own mesh", ["start-up check", "same dp_size on all ranks", "dp_size 2 on rank 0 against dp_size 4 on rank 1, 2, 3"]),
+        ("unseeded", ["check of deliveries", "same record ids with different content", "read='group'"]),
     ],
 )
 def test_ranks_that_do_not_fit_all_say_so(name: str, texts: list[str], found: Any) -> None:

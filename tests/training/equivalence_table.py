@@ -5,7 +5,8 @@
 Every cell is compared with one process that takes the same global batch of `8 x dp_size` rows as one micro-batch. The data come
 through the real loader and have other token counts in each micro-batch. A difference is the largest one in a tensor over the largest
 value in it, and the largest of all tensors is printed. In bfloat16, backward rounds the gradients of each micro-batch to 8 bits, another
-rounding for each cut, which sums in float32 average but cannot undo: there the mean loss of the steps is what has to agree.
+rounding for each cut, which sums in float32 average but cannot undo; parameters are rounded alike. So it is the losses that have to agree,
+at a learning rate like that of a warm-up: at 25 times the rate the worst of the 20 steps differs by 3.5e-5, and their mean by 4e-6.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def train(cell: Cell, rank: int, store: Store) -> Any:
     torch.set_num_threads(1)
     mesh = Mesh(dp_rank=rank, dp_size=cell.dp_size)
     model = CausalModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002 if cell.is_bf16 else 0.05, momentum=0.9)
     options: dict[str, Any] = {"optimizer": optimizer, "max_grad_norm": 1.0}
     if cell.is_bf16:
         manager = MixedPrecisionManager(model, optimizer, transforms=(SkipNonFinite(), ClipGradNorm(1.0)))
@@ -150,12 +151,12 @@ def main() -> int:
             if cell.reference not in references:
                 references[cell.reference] = run(cell.reference)
             found = compare(cell, references[cell.reference])
-            names = ("gradients", "parameters") if dtype == "fp32" else ("mean loss",)
+            names = ("gradients", "parameters") if dtype == "fp32" else ("worst loss", "mean loss")
             worst[dtype] = max(worst[dtype], *(found[name] for name in names))
             numbers = "".join(f"{found[name]:12.1e}" for name in COLUMNS)
             print(f"{dtype:6}{f'({cell.micro_batch}, {cell.accumulation})':>28}{cell.dp_size:>9}{numbers}", flush=True)
     print(f"fp32: gradients and parameters differ by {worst['fp32']:.1e} at most, target 1e-6")
-    print(f"bf16: the mean loss differs by {worst['bf16']:.1e} at most, target 1e-5")
+    print(f"bf16: the losses differ by {worst['bf16']:.1e} at most, target 1e-5")
     return int(worst["fp32"] > 1e-6 or worst["bf16"] > 1e-5)
 
 

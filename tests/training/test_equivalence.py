@@ -1,4 +1,4 @@
-"""A corner of `equivalence_table`: a global batch cut into two ranks and two micro-batches trains like one micro-batch."""
+"""A corner of `equivalence_table`: a global batch cut into micro-batches, and into two ranks, trains like one micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.equivalence_table import Cell, compare, run
+from tests.training.equivalence_table import CUTS, Cell, compare, run
 from tests.training.ranks import run_cases
 
 pytestmark = pytest.mark.timeout(90)
@@ -25,8 +25,15 @@ def test_gradients_and_parameters_agree_to_a_millionth(differences: dict[str, An
     assert 0 < differences["fp32"]["parameters"] < 1e-6
 
 
+@pytest.mark.parametrize("cut", ["4 x 2", "2 x 4"])
+def test_accumulation_changes_neither_gradients_nor_losses(differences: dict[str, Any], cut: str) -> None:
+    """C060: on one rank, against one micro-batch of 8."""
+    assert 0 < differences[cut]["gradients"] < 1e-6
+    assert max(differences[cut]["parameters"], differences[cut]["worst loss"]) < 1e-6
+
+
 def test_the_loss_in_bfloat16_agrees_to_a_hundred_thousandth(differences: dict[str, Any]) -> None:
-    assert differences["bf16"]["mean loss"] < 1e-5
+    assert differences["bf16"]["worst loss"] < 1e-5
     assert 0 < differences["bf16"]["parameters"] < 1e-2
 
 
@@ -35,6 +42,9 @@ def main(path: str) -> None:
     for name, is_bf16 in (("fp32", False), ("bf16", True)):
         cell = Cell(micro_batch=4, accumulation=2, dp_size=2, is_bf16=is_bf16)
         found[name] = compare(cell, run(cell.reference))
+    alone = run(Cell(micro_batch=8, accumulation=1, dp_size=1))
+    for rows, accumulation in CUTS[1:]:
+        found[f"{rows} x {accumulation}"] = compare(Cell(micro_batch=rows, accumulation=accumulation, dp_size=1), alone)
     Path(path).write_text(json.dumps(found))
 
 

@@ -40,6 +40,17 @@ def test_each_label_is_predicted_from_the_position_before(wrapped: bool, dtype: 
     torch.testing.assert_close(loss, torch.as_tensor(expected))
 
 
+def test_labels_that_the_collator_has_shifted_are_not_shifted_again() -> None:
+    logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1, -100, 3], [-100, 4, 2, -100]])
+    shifted = torch.cat([labels[:, 1:], torch.full((2, 1), -100)], dim=1)
+    batch = {"input_ids": labels.abs(), "labels": labels}
+    expected = causal_lm_loss(Fixed(logits, wrapped=False), batch)
+    found = causal_lm_loss(Fixed(logits, wrapped=False), {**batch, "labels": shifted}, labels_shifted=True)
+    torch.testing.assert_close(found, expected)
+    assert found[1] == 4
+
+
 def test_the_model_gets_what_the_batch_has() -> None:
     model = Fixed(torch.zeros(1, 2, 3), wrapped=False)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
