@@ -30,11 +30,11 @@ imports: .venv/.stamp
 demo: .venv/.stamp
 	$(BIN)/python examples/demo.py
 
-# For a part of it: make bench BENCH='--workloads overhead --contestants aioloader,dataloader-map'
 # Those that start torchrun; the others are run by `make test`.
 examples: .venv/.stamp
 	$(BIN)/pytest -m slow -k "not demo" tests/examples
 
+# For a part of it: make bench BENCH='--workloads overhead --contestants aioloader,dataloader-map'
 bench: .venv-bench/.stamp
 	.venv-bench/bin/python -m tests.benchmarks $(BENCH)
 

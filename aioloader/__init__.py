@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aioloader.batching import Bucket, FixedBatch, Pack, TokenBudget
     from aioloader.batching.balanced import Balanced
     from aioloader.bridge.batch import Batch, SampleInfo
-    from aioloader.collate import ContextParallel, PretrainCollator, SftCollator, StackCollator
+    from aioloader.collate import ContextParallel, PreferenceCollator, PretrainCollator, SftCollator, StackCollator
     from aioloader.dropin.align import DatasetAttr, align_dataset
     from aioloader.dropin.async_config import resolve_async_config
     from aioloader.dropin.async_preprocess import AsyncPreprocessIterableDataset
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from aioloader.order.schedule import Ramp, Steps
     from aioloader.order.shuffle import Shuffle
     from aioloader.pools.rng import record_rng
-    from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, SequenceSource, TextFiles
+    from aioloader.sources import AsyncIterableSource, IterableSource, JsonLines, ParquetFiles, SequenceSource, TextFiles
     from aioloader.telemetry.advice import suggest_async_config
     from aioloader.tokens.megatron import MegatronTokens
     from aioloader.training import (
@@ -92,6 +92,8 @@ _HOME = {
     "Mixture": "order.mixture",
     "Pack": "batching",
     "PackedDataset": "dropin.packed_dataset",
+    "ParquetFiles": "sources",
+    "PreferenceCollator": "collate",
     "PreprocessError": "errors",
     "PretrainCollator": "collate",
     "Quarantine": "faults",
@@ -155,6 +157,8 @@ __all__ = [
     "Mixture",
     "Pack",
     "PackedDataset",
+    "ParquetFiles",
+    "PreferenceCollator",
     "PreprocessError",
     "PretrainCollator",
     "Quarantine",

@@ -39,7 +39,10 @@ def prepare(output: Path) -> Path:
     )
     result = preprocess(options)
     assert result.metadata is not None
-    print(f"rank {dist.get_rank()}: {result.status} {result.num_documents} documents, {result.metadata.num_tokens:,} tokens")
+    statuses = [""] * dist.get_world_size()
+    dist.all_gather_object(statuses, result.status)
+    if dist.get_rank() == 0:
+        print(f"{result.num_documents} documents, {result.metadata.num_tokens:,} tokens: {', '.join(statuses)}")
     return tokens / result.metadata.parts[0].name
 
 

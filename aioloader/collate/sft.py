@@ -96,7 +96,10 @@ class SftCollator:
         )
 
     def _collate_plain(self, samples: Sequence[Any]) -> dict[str, NDArray[Any]]:
-        rows = [self._read(sample, f"SftCollator: sample {index}") for index, sample in enumerate(samples)]
+        return self.pad([self.read(sample, f"SftCollator: sample {index}") for index, sample in enumerate(samples)])
+
+    def pad(self, rows: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> dict[str, NDArray[Any]]:
+        """Return the arrays of plain samples, given the tokens and labels of each."""
         longest = max(len(tokens) for tokens, _ in rows)
         return padded_arrays(
             [tokens for tokens, _ in rows],
@@ -107,8 +110,12 @@ class SftCollator:
             shift_labels=self.shift_labels,
         )
 
-    def _read(self, sample: Any, where: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sample's tokens and unshifted labels, int64[num_tokens] each, within `max_length`."""
+    def read(self, sample: Any, where: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the sample's tokens and unshifted labels, int64[num_tokens] each, within `max_length`.
+
+        Raises:
+            BatchError: As calling it; begins with `where`.
+        """
         tokens = read_tokens(sample, where)
         labels = self._labels(sample, tokens, where)
         limit = self.max_length

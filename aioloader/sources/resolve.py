@@ -16,6 +16,7 @@ from aioloader.sources.iterable import IterableSource
 from aioloader.sources.json_lines import JsonLines
 from aioloader.sources.listing import list_files, split_paths
 from aioloader.sources.origin import describe
+from aioloader.sources.parquet import ParquetFiles
 from aioloader.sources.sequence import SequenceSource
 from aioloader.sources.text_files import TextFiles
 
@@ -30,9 +31,9 @@ ADAPTER_GROUP = "aioloader.adapters"
 WHERE = "Loader(source)"
 EXPECTED = "a source, a path, a dataset, a sequence, an iterable, an async iterable or a function that returns one"
 JSON_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+PARQUET_SUFFIXES = frozenset({".parquet"})
 FOREIGN_SUFFIXES = frozenset(
     {
-        ".parquet",
         ".arrow",
         ".feather",
         ".tar",
@@ -92,15 +93,20 @@ def _resolve_paths(paths: Any) -> Source:
     if foreign:
         raise ConfigError(
             where,
-            expected=".jsonl, .ndjson or text files",
+            expected=".jsonl, .ndjson, .parquet or text files",
             got=f"{', '.join(foreign)} files in {split_paths(where, paths)[0]!r}",
             do="convert them, this version does not read them; TextFiles reads any file as text",
         )
     if suffixes <= JSON_SUFFIXES:
         return JsonLines(paths)
-    if suffixes & JSON_SUFFIXES:
+    if suffixes == PARQUET_SUFFIXES:
+        return ParquetFiles(paths)
+    if suffixes & (JSON_SUFFIXES | PARQUET_SUFFIXES):
         raise ConfigError(
-            where, expected="files of one kind", got=", ".join(sorted(suffixes)), do="pass JsonLines(...) or TextFiles(...) with a pattern"
+            where,
+            expected="files of one kind",
+            got=", ".join(sorted(suffixes)),
+            do="pass JsonLines(...), ParquetFiles(...) or TextFiles(...) with a pattern",
         )
     return TextFiles(paths)
 

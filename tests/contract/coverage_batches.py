@@ -6,6 +6,7 @@ from tests.contract.coverage_row import Later, NotApplicable, Row, shown
 
 BALANCING = "tests/batching/test_balancing.py"
 BUCKET = "tests/batching/test_bucket.py"
+CONTEXT = "tests/collate/test_context_parallel.py"
 ELASTIC = "tests/contract/test_contract_elastic.py"
 FAULTS = "tests/contract/test_contract_faults_batches.py"
 MASKS = "tests/collate/test_masks.py"
@@ -20,7 +21,6 @@ TRAJECTORY = "tests/batching/test_trajectory.py"
 COMMON = Later(
     "one bucket or source for all ranks in a step", "each lane batches its own records, so that global batches do not depend on the ranks"
 )
-CONTEXT = Later("slices for context parallel ranks", "peers get whole rows so far, whose borders rise strictly from 0 to the row's end")
 REPORT = Later(
     "report on the data", "its numbers are counted for each lane: tokens, padding, rows and pieces; sources are named by `batch.samples`"
 )
@@ -42,8 +42,12 @@ ROWS: dict[str, Row] = {
         f"{SFT}::test_truncation_keeps_the_first_tokens_and_all_short_samples",
         f"{SFT}::test_a_long_sample_is_refused_with_its_length_and_the_limit",
     ),
-    "K26": Row("borders of a slice count inside it", CONTEXT),
-    "K27": Row("no empty segment reaches a slice", CONTEXT),
+    "K26": shown(
+        "borders of a slice count inside it",
+        f"{CONTEXT}::test_local_borders_are_the_global_ones_divided",
+        f"{CONTEXT}::test_borders_of_the_whole_are_kept_under_names_that_no_local_kernel_takes",
+    ),
+    "K27": shown("no empty segment reaches a slice", f"{CONTEXT}::test_each_document_by_itself"),
     "K28": shown("documents with and without a loss mask share a row", f"{PRETRAIN}::test_documents_with_and_without_a_loss_mask"),
     "K29": Row("placeholders and features match", Later("multimodal collator", "there is none so far")),
     # Buckets
@@ -58,7 +62,8 @@ ROWS: dict[str, Row] = {
     "K35": Row("ranks are in one source at each step", COMMON),
     # From data to a model
     "A028": shown(
-        "file, preprocess, packing, collator, model",
+        "file, alignment, dealing, preprocessing, collator, model",
+        "tests/dropin/test_chain.py::test_the_chain_trains_a_model_on_all_rows_of_all_ranks",
         f"{FAULTS}::test_a_file_of_talks_becomes_what_a_model_trains_on_and_each_row_tells_its_lines",
     ),
     "B008": shown(
@@ -112,11 +117,17 @@ ROWS: dict[str, Row] = {
     "B053": shown("over-long samples are alone, and counted", f"{BUCKET}::test_over_long_samples_are_alone_at_once"),
     "B055": shown("the cost is tokens, or their square", f"{BALANCING}::test_quadratic_cost_counts_what_attention_does"),
     "B056": shown("one sample of 300000 tokens", f"{BALANCING}::test_one_item_of_300000_tokens_gets_a_part_as_light_as_can_be"),
-    "B057": Row("tokens of each rank, side by side", REPORT),
+    "B057": shown(
+        "tokens of each rank, side by side",
+        "tests/training/test_stragglers.py::test_a_sum_over_the_ranks_gathers_their_means",
+        "tests/training/test_stragglers.py::test_uneven_tokens_are_named",
+    ),
     "B058": shown("padding is counted from masks", "tests/collate/test_counts.py::test_counts_by_the_first_field_that_tells"),
     "B059": Row("lengths of packed rows", REPORT),
     "B061": Row("shares of domains and lengths", REPORT),
-    "B062": Row("loading and step times of each rank, side by side", REPORT),
+    "B062": shown(
+        "loading and step times of each rank, side by side", "tests/training/test_run.py::test_a_slow_rank_is_named_on_all_and_logged_once"
+    ),
     "B103": shown("token totals of ranks differ by less than 2 percent", f"{BALANCING}::test_64_items_a_part_are_even_within_two_percent"),
     "B105": shown("buckets do not change a mixture's shares", f"{FAULTS}::test_buckets_do_not_change_the_shares_of_a_mixture"),
     # Agents' trajectories

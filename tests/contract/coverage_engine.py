@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from tests.contract.coverage_row import CONFIGURATION, Later, NotApplicable, Row, shown
+from tests.contract.coverage_row import CONFIGURATION, Row, shown
 
 ADVICE = "tests/telemetry/test_advice.py"
 BOUNDED = "tests/contract/test_contract_bounded.py"
+CHAIN = "tests/dropin/test_chain.py"
 CLOSE = "tests/contract/test_contract_close.py"
+DROP_IN = "tests/dropin/test_async_preprocess.py"
 ERRORS = "tests/contract/test_contract_errors.py"
+HOST = "tests/engine/test_host.py"
 HOSTS = "tests/contract/test_contract_hosts.py"
 LANES = "tests/contract/test_contract_lanes.py"
+MESH = "tests/order/test_mesh.py"
 ORDER = "tests/contract/test_contract_order.py"
 ORDER_LANES = "tests/order/test_lanes.py"
 PREPROCESS = "tests/contract/test_contract_preprocess.py"
@@ -17,10 +21,6 @@ PROCESSES = "tests/contract/test_contract_processes.py"
 RNG = "tests/contract/test_contract_rng.py"
 ROLES = "tests/contract/test_contract_roles.py"
 
-DROP_IN = Later("AsyncPreprocessIterableDataset", "the drop-in class keeps the original's rules for what is left out; Loader has its own")
-MESSAGES = NotApplicable(
-    "workers answer each chunk with one block that holds its results and its failure; the end of data is the end of reading, not a message"
-)
 
 ROWS: dict[str, Row] = {
     # Order
@@ -91,6 +91,41 @@ ROWS: dict[str, Row] = {
         f"{RNG}::test_workers_do_not_inherit_one_numpy_state",
         f"{RNG}::test_records_epochs_and_seeds_differ",
     ),
+    # What it is for
+    "A001": shown(
+        "records are preprocessed several at a time, and come in their order",
+        f"{DROP_IN}::test_samples_come_in_the_order_of_the_records",
+        f"{BOUNDED}::test_no_worker_is_idle_while_records_wait_behind_a_slow_one",
+    ),
+    "A002": shown("Megatron and DeviceMesh say the same of a rank", f"{MESH}::test_from_megatron_is_from_device_mesh"),
+    "A003": shown(
+        "streams of Hugging Face are read in their order",
+        "tests/adapters/test_huggingface.py::test_streams_of_files_keep_the_contract_at_every_record",
+        "tests/dropin/test_distributed_iterable.py::test_a_rank_gets_every_nth_record",
+    ),
+    "A004": shown(
+        "values of all kinds come through as they are",
+        f"{DROP_IN}::test_values_of_all_kinds_come_as_they_are",
+        "tests/contract/test_contract_memory.py::test_a_zoo_of_samples_comes_back_as_it_was",
+    ),
+    "A005": shown(
+        "a trainer does not wait for preprocessing", f"{ROLES}::test_a_trainer_waits_for_preprocessing_only_where_that_is_inline"
+    ),
+    "A006": shown(
+        "each rank has one order, whatever the delays",
+        f"{DROP_IN}::test_random_delays_change_nothing",
+        f"{ORDER}::test_random_delays_change_nothing",
+    ),
+    "A007": shown("a function for a batched map is used as it is", f"{CHAIN}::test_one_record_at_a_time_makes_what_a_batched_map_makes"),
+    "A008": Row("a switch turns it on, for streams only", CONFIGURATION),
+    "A009": shown(
+        "records are dealt to ranks before they are preprocessed",
+        f"{DROP_IN}::test_each_record_of_a_rank_is_preprocessed_once",
+        f"{DROP_IN}::test_the_reversed_order_is_refused_unless_asked_for",
+    ),
+    "A010": shown(
+        "without it, a batched map makes the same", f"{CHAIN}::test_a_batched_map_in_its_place_makes_the_same_and_its_batch_size_is_its_own"
+    ),
     # Buffer and workers
     "A011": shown("the buffer counts single records", f"{BOUNDED}::test_reading_stops_when_the_trainer_does"),
     "A012": shown("a call gets one record", f"{ROLES}::test_the_buffer_changes_neither_what_a_call_gets_nor_what_it_makes"),
@@ -99,32 +134,36 @@ ROWS: dict[str, Row] = {
         f"{ROLES}::test_a_larger_buffer_holds_more_and_none_more_than_it_may",
         f"{BOUNDED}::test_a_slow_first_record_does_not_let_others_pile_up",
     ),
-    "A014": Row("neither buffer nor workers given: 8 and as many CPUs", DROP_IN),
-    "A015": Row("only workers given: the buffer is as large", DROP_IN),
-    "A016": Row("only the buffer given: workers up to the CPUs", DROP_IN),
-    "A017": Row("both given: kept, with a warning where the buffer is smaller; nothing below 1", DROP_IN),
-    "A018": Row(
-        "the batch size of preprocessing does not touch calls of one record",
-        Later("preprocess_batch_size", "a size above 1 is refused until then, so that every call gets one record"),
+    "A014": shown(
+        "neither buffer nor workers given: 8 and as many CPUs", f"{DROP_IN}::test_what_is_left_out_follows_the_rules_of_the_original"
+    ),
+    "A015": shown("only workers given: the buffer is as large", f"{DROP_IN}::test_what_is_left_out_follows_the_rules_of_the_original"),
+    "A016": shown("only the buffer given: workers up to the CPUs", f"{DROP_IN}::test_what_is_left_out_follows_the_rules_of_the_original"),
+    "A017": shown(
+        "both given: kept, with a warning where the buffer is smaller; nothing below 1",
+        f"{DROP_IN}::test_fewer_records_than_workers_are_kept_with_one_warning",
+        f"{DROP_IN}::test_what_is_no_number_is_refused",
+    ),
+    "A018": shown(
+        "the batch size of a map does not touch calls of one record",
+        f"{CHAIN}::test_a_batched_map_in_its_place_makes_the_same_and_its_batch_size_is_its_own",
     ),
     "A019": shown(
         "the buffer changes no call and no result", f"{ROLES}::test_the_buffer_changes_neither_what_a_call_gets_nor_what_it_makes"
     ),
     # Sharding comes first
     "A029": shown("a rank preprocesses its own records only", f"{LANES}::test_preprocessing_runs_once_per_record_in_the_job"),
-    "A030": Row(
+    "A030": shown(
         "every way to describe the ranks leads to the same stages",
-        Later("Mesh from a DeviceMesh and from Megatron", "there is one engine; the two ways to describe the ranks are to come"),
+        f"{MESH}::test_from_megatron_is_from_device_mesh",
+        f"{MESH}::test_from_device_mesh_is_from_layout",
     ),
     "A031": shown(
         "preprocessing knows of no rank",
         f"{ROLES}::test_what_a_record_becomes_does_not_depend_on_its_rank",
         f"{ROLES}::test_preprocessing_is_told_nothing_of_ranks",
     ),
-    "A032": Row(
-        "sharding after preprocessing is refused",
-        NotApplicable("stages are arguments of one Loader and no chain that users put in order: the wrong order cannot be written"),
-    ),
+    "A032": shown("sharding after preprocessing is refused", f"{DROP_IN}::test_the_reversed_order_is_refused_unless_asked_for"),
     "A033": shown("filtering and expansion move no border between ranks", f"{ROLES}::test_what_a_rank_makes_comes_from_its_own_records"),
     # One reader, numbers, workers
     "A034": shown("one reader reads the upstream", f"{ROLES}::test_one_reader_reads_and_only_workers_preprocess"),
@@ -142,12 +181,9 @@ ROWS: dict[str, Row] = {
     ),
     "A038": Row("settings of the originals' configuration files are understood", CONFIGURATION),
     "A039": Row("two switches select the asynchronous stage", CONFIGURATION),
-    "A040": Row("the stage's settings are numbers once it is made", DROP_IN),
+    "A040": shown("the stage's settings are numbers once it is made", f"{DROP_IN}::test_the_dataset_knows_its_numbers"),
     "A041": shown("statistics show idle workers and buffered bytes", f"{ROLES}::test_idle_workers_and_buffered_bytes_are_seen"),
-    "A042": Row(
-        "a slow trainer gains little from a larger buffer",
-        NotApplicable("advice that only a comparison of speeds can bear out, and tests are never timed"),
-    ),
+    "A042": shown("a slow trainer gains little from a larger buffer", f"{ROLES}::test_a_larger_buffer_gives_a_slow_trainer_nothing"),
     # Columns
     "A043": shown(
         "advice on workers follows from the times of preprocessing and training",
@@ -178,8 +214,16 @@ ROWS: dict[str, Row] = {
     "A049": shown("columns of unequal length are an error with their names and the record", f"{PREPROCESS}::test_wrong_columns_are_named"),
     # Producer, workers, ordered output
     "A050": shown("the reader never calls the preprocess function", f"{ROLES}::test_one_reader_reads_and_only_workers_preprocess"),
-    "A051": Row("three kinds of messages come from workers", MESSAGES),
-    "A052": Row("each kind moves the collecting side on; others are an internal error", MESSAGES),
+    "A051": shown(
+        "results, the end and an error are all that comes (a worker's failure is part of its results)",
+        f"{HOST}::test_each_message_of_the_engine_moves_the_trainer_on",
+        "tests/pools/test_pool_conformance.py::test_a_failure_keeps_its_place",
+    ),
+    "A052": shown(
+        "each moves the collecting side on; anything else is an internal error",
+        f"{HOST}::test_each_message_of_the_engine_moves_the_trainer_on",
+        "tests/engine/test_pipeline.py::test_a_source_that_fails_ends_the_pass_after_everything_before",
+    ),
     "A053": shown(
         "ranks are disjoint, complete and reproducible",
         f"{LANES}::test_the_union_of_ranks_is_the_input_and_disjoint",

@@ -5,12 +5,17 @@ from __future__ import annotations
 from tests.contract.coverage_row import CONFIGURATION, Later, NotApplicable, Row, shown
 
 BAD_INPUT = "tests/test_bad_input.py"
+CHECK = "tests/cli/test_check.py"
 CLOSE = "tests/contract/test_contract_close.py"
 ELASTIC = "tests/contract/test_contract_elastic.py"
 ERRORS = "tests/contract/test_contract_errors.py"
 FAULTS = "tests/contract/test_contract_faults_order.py"
 HUGGINGFACE = "tests/adapters/test_huggingface_in_loader.py"
+DEALT = "tests/dropin/test_distributed_iterable.py"
 INDEXED = "tests/order/test_indexed.py"
+LOADER = "tests/dropin/test_distributed_loader.py"
+MESH = "tests/order/test_mesh.py"
+PEERS = "tests/contract/test_contract_mesh.py"
 LANES = "tests/contract/test_contract_lanes.py"
 ORDERED = "tests/order/test_ordered.py"
 REPLAY = "tests/contract/test_contract_replay.py"
@@ -18,11 +23,8 @@ RESUME = "tests/contract/test_contract_resume.py"
 RNG = "tests/contract/test_contract_rng.py"
 ROLES = "tests/contract/test_contract_roles.py"
 
-CHECK = Later(
-    "the command that checks a configuration", "the facts are there: the mesh, the options of the loader, its state and its batches"
-)
-MESHES = Later(
-    "Mesh from a DeviceMesh and from Megatron", "coordinates are given by hand or come from torchrun, which is data parallel only"
+STAGES = Later(
+    "a description of a loader's stages", "`aioloader check` prints placements and compares states, whose fingerprints hold these settings"
 )
 
 ROWS: dict[str, Row] = {
@@ -62,35 +64,53 @@ ROWS: dict[str, Row] = {
         f"{FAULTS}::test_the_epoch_reaches_workers_that_live_on",
         "tests/sources/test_conformance.py::test_the_epoch_reaches_the_upstream",
     ),
-    "K15": shown("one shard serves four ranks", f"{FAULTS}::test_four_ranks_share_one_shard"),
-    "K16": shown(
-        "several DataLoader workers around a loader are refused",
-        "tests/contract/test_contract_hosts.py::test_a_dataset_for_a_dataloader",
+    "K15": shown(
+        "one shard serves four ranks", f"{FAULTS}::test_four_ranks_share_one_shard", f"{DEALT}::test_one_shard_is_enough_for_all_ranks"
     ),
-    "K18": shown("an epoch is as long with any number of workers", f"{FAULTS}::test_the_length_of_an_epoch_does_not_depend_on_workers"),
+    "K16": shown(
+        "several DataLoader workers around a loader are refused, those around a drop-in class get parts",
+        "tests/contract/test_contract_hosts.py::test_a_dataset_for_a_dataloader",
+        f"{DEALT}::test_a_dataloader_around_it_keeps_the_order",
+        "tests/dropin/test_async_preprocess.py::test_a_dataloader_around_it_keeps_the_order",
+    ),
+    "K17": shown(
+        "more consumers than records: all get their part, and equally many steps",
+        f"{DEALT}::test_more_consumers_than_records_get_all_of_them",
+        f"{LOADER}::test_real_ranks_take_equally_many_steps",
+    ),
+    "K18": shown(
+        "an epoch is as long with any number of workers",
+        f"{FAULTS}::test_the_length_of_an_epoch_does_not_depend_on_workers",
+        f"{DEALT}::test_an_epoch_does_not_grow_with_the_workers",
+    ),
     "K19": shown(
         "skip and take hold in the second pass",
         f"{FAULTS}::test_a_part_of_the_data_is_the_same_part_in_the_second_pass",
         f"{HUGGINGFACE}::test_a_part_of_a_stream_is_the_same_part_in_the_second_pass",
+        f"{DEALT}::test_a_part_of_a_stream_is_the_same_part_in_the_second_pass",
     ),
     "K20": shown(
         "all ranks of a model replica get the same rows",
         f"{FAULTS}::test_all_ranks_of_a_model_replica_get_the_same_packed_rows",
-        f"{LANES}::test_tensor_and_pipeline_peers_deliver_the_same",
+        "tests/collate/test_context_parallel.py::test_one_data_coordinate_means_the_same_samples_and_borders_on_every_rank",
+        f"{PEERS}::test_one_rank_reads_for_its_peers",
     ),
     "K21": shown(
         "a step has all its micro-batches",
         f"{FAULTS}::test_a_dropped_tail_leaves_whole_steps_of_four_micro_batches",
         f"{FAULTS}::test_a_kept_tail_makes_one_more_step_of_four_micro_batches",
+        f"{LOADER}::test_a_step_of_several_micro_batches_is_whole",
     ),
     # Why it is built so
-    "A020": Row(
-        "data of known size are preprocessed once",
-        Later("offline preprocessing", "Loader preprocesses in every epoch; what is to be kept is written by a command, once"),
+    "A020": shown(
+        "data of known size are preprocessed once, and used again",
+        "tests/cli/test_preprocess.py::test_settings_that_changed_are_refused_and_the_same_ones_used_again",
+        "tests/preprocess/test_run.py::test_reading_needs_no_tokenizer",
     ),
     "A021": shown(
         "records are preprocessed several at a time (how much faster that is: tests/benchmarks)",
         "tests/contract/test_contract_bounded.py::test_no_worker_is_idle_while_records_wait_behind_a_slow_one",
+        f"{ROLES}::test_a_trainer_waits_for_preprocessing_only_where_that_is_inline",
     ),
     "A022": shown("the upstream has one reader, whatever the workers", f"{ROLES}::test_one_reader_reads_and_only_workers_preprocess"),
     "A023": shown(
@@ -100,7 +120,7 @@ ROWS: dict[str, Row] = {
         f"{RESUME}::test_resuming_in_other_processes_gives_the_tail",
     ),
     "A024": Row("base mode refuses what it would ignore", CONFIGURATION),
-    "A025": Row("sampler mode refuses streams", CONFIGURATION),
+    "A025": shown("loading by index refuses streams, and says what takes them", f"{LOADER}::test_arguments_that_do_not_fit_are_named"),
     "A026": shown(
         "one sequential reader, parallel workers, results in order", f"{ROLES}::test_one_reader_reads_and_only_workers_preprocess"
     ),
@@ -110,14 +130,22 @@ ROWS: dict[str, Row] = {
     ),
     # Ranks
     "A061": shown(
-        "every source is dealt out to the ranks, none is read whole by each", f"{LANES}::test_the_union_of_ranks_is_the_input_and_disjoint"
+        "the loader deals every source to the ranks; the drop-in stage warns of one that is not dealt",
+        f"{LANES}::test_the_union_of_ranks_is_the_input_and_disjoint",
+        "tests/dropin/test_async_preprocess.py::test_an_undealt_dataset_in_a_job_of_several_ranks_is_warned_of",
     ),
-    "A062": Row("Megatron's parallel state tells the rank", MESHES),
+    "A062": shown("Megatron's parallel state tells the rank", f"{MESH}::test_from_megatron_deals_by_its_data_parallel_group"),
     "A063": shown(
         "tensor peers get the share of their data coordinate, not of their global rank",
         f"{LANES}::test_tensor_and_pipeline_peers_deliver_the_same",
+        f"{DEALT}::test_ranks_of_one_coordinate_get_the_same_records",
+        f"{MESH}::test_from_a_device_mesh_of_torch",
     ),
-    "A064": shown("no two ranks get the same record", f"{FAULTS}::test_no_two_ranks_get_the_same_record"),
+    "A064": shown(
+        "no two ranks get the same record",
+        f"{FAULTS}::test_no_two_ranks_get_the_same_record",
+        f"{DEALT}::test_the_union_over_the_ranks_is_the_data",
+    ),
     # Errors and ends
     "A065": shown("after an error workers begin nothing more", f"{FAULTS}::test_after_an_error_workers_begin_nothing_more"),
     "A066": shown(
@@ -158,10 +186,11 @@ ROWS: dict[str, Row] = {
         f"{FAULTS}::test_the_micro_batches_of_a_step_have_no_record_in_common",
     ),
     "B016": shown("all records of a step are distinct", f"{FAULTS}::test_the_micro_batches_of_a_step_have_no_record_in_common"),
-    "B017": Row("map-style data have a sampler", Later("DistributedSampler", "a drop-in class; Loader takes map-style data as they are")),
+    "B017": shown("map-style data have a sampler", "tests/order/test_sampling.py::test_a_dropped_tail_is_shorter_than_one_round"),
     "B018": shown(
-        "records are dealt out one by one; blocks would not go on with other ranks",
+        "records are dealt out one by one, or in blocks by a sampler",
         "tests/order/test_lanes.py::test_the_lanes_of_all_ranks_are_a_disjoint_cover",
+        "tests/order/test_sampling.py::test_blocks_are_contiguous_slices",
     ),
     "B019": Row(
         "each rank opens its own shards",
@@ -174,10 +203,11 @@ ROWS: dict[str, Row] = {
     "B021": shown(
         "a model replica shares its micro-batches",
         f"{FAULTS}::test_all_ranks_of_a_model_replica_get_the_same_packed_rows",
-        f"{LANES}::test_tensor_and_pipeline_peers_deliver_the_same",
+        f"{PEERS}::test_what_peers_get_is_what_each_would_read",
+        "tests/collate/test_context_parallel.py::test_loaders_of_context_parallel_peers_deliver_parts_of_the_same_micro_batches",
     ),
-    "B022": Row("a wrong mesh is found out at the start", Later("start-up check of ranks", "peers are to compare what they deliver")),
-    "B101": Row("a rank that shards by its global rank is found out", Later("start-up check of ranks", "see B022")),
+    "B022": shown("a wrong mesh is found out at the start", f"{PEERS}::test_ranks_that_do_not_fit_all_say_so"),
+    "B101": shown("a rank that shards by its global rank is found out", f"{PEERS}::test_ranks_that_do_not_fit_all_say_so"),
     # Order
     "B023": shown("ranks together cover the data", f"{FAULTS}::test_no_two_ranks_get_the_same_record"),
     "B024": shown(
@@ -259,12 +289,16 @@ ROWS: dict[str, Row] = {
         "tests/training/test_proof_of_value.py::test_two_ranks_were_killed_and_one_goes_on",
     ),
     "B107": shown("any micro-batch is made again, with the records in it", f"{REPLAY}::test_any_micro_batch_is_made_again"),
-    "B109": Row("which rank gets which lanes is printed", CHECK),
-    "B110": Row("that peers deliver the same is printed", CHECK),
-    "B111": Row("where tokens are made is printed", CHECK),
-    "B112": Row("where rows are packed is printed", CHECK),
-    "B113": Row("what fills a batch is printed", CHECK),
-    "B114": Row("what buckets change is printed", CHECK),
+    "B109": shown("which rank gets which lanes is printed", f"{CHECK}::test_the_table_of_every_rank"),
+    "B110": shown(
+        "peers are compared at the start and while they run",
+        f"{PEERS}::test_ranks_that_fit_are_let_through",
+        f"{PEERS}::test_ranks_that_do_not_fit_all_say_so",
+    ),
+    "B111": Row("where tokens are made is printed", STAGES),
+    "B112": Row("where rows are packed is printed", STAGES),
+    "B113": Row("what fills a batch is printed", STAGES),
+    "B114": Row("what buckets change is printed", STAGES),
     "B116": Row(
         "a checkpoint without the loader's state is noticed", NotApplicable("Trainer always saves it; in another loop nobody else can know")
     ),

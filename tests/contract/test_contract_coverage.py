@@ -1,6 +1,7 @@
-"""Which test shows what: faults reported against comparable loaders (K), what an asynchronous preprocessing stage (A) and a loader (B) owe.
+"""Which test shows what: faults reported against comparable loaders (K), and what is owed by an asynchronous preprocessing stage (A), a
+loader (B), data-parallel training (C) and loading by index (D).
 
-Every row has a test, or a reason why it has none. The rows are in `coverage_engine`, `coverage_order` and `coverage_batches`.
+Every row has a test, or a reason why it has none. The rows are in the modules `coverage_*`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,19 @@ import ast
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.contract import coverage_batches, coverage_engine, coverage_order
+from tests.contract import coverage_batches, coverage_datasets, coverage_engine, coverage_order, coverage_training
 from tests.contract.cases import ROOT
 from tests.contract.coverage_row import Later, NotApplicable, Row
 
-TABLES: tuple[dict[str, Row], ...] = (coverage_engine.ROWS, coverage_order.ROWS, coverage_batches.ROWS)
+TABLES: tuple[dict[str, Row], ...] = (
+    coverage_engine.ROWS,
+    coverage_order.ROWS,
+    coverage_batches.ROWS,
+    coverage_training.ROWS,
+    coverage_datasets.ROWS,
+)
+WHOLE = {"A": range(1, 76), "C": range(1, 64), "D": range(1, 23), "K": (*range(1, 58), *range(65, 80))}
+"""Of these, no row is left out."""
 
 
 def defined_in(path: str) -> set[str]:
@@ -35,6 +44,11 @@ def missing(tests: Iterable[str]) -> set[str]:
 def test_every_row_is_listed_once_and_shown_or_has_a_reason() -> None:
     assert [name for name, count in Counter(name for table in TABLES for name in table).items() if count > 1] == []
     assert [name for table in TABLES for name, row in table.items() if not (row.right and row.shown_by and all(row.shown_by))] == []
+
+
+def test_no_row_is_missing() -> None:
+    listed = {name for table in TABLES for name in table}
+    assert {f"{kind}{number:0{2 if kind == 'K' else 3}}" for kind, numbers in WHOLE.items() for number in numbers} - listed == set()
 
 
 def test_every_test_named_here_exists() -> None:

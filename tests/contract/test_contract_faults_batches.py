@@ -119,6 +119,24 @@ def test_another_row_length_is_refused_on_resume() -> None:
         loader.load_state_dict(state)
 
 
+# Counting
+
+
+def test_real_tokens_and_slots_are_separate_figures_and_totals_go_on_after_a_resume() -> None:
+    """K79: five micro-batches of 10 and 2 tokens, padded to 10 each."""
+    samples, state = of_lengths([10, 2] * 5), None
+    for num_batches in (2, 3):
+        with make(samples, FixedBatch(2)) as loader:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            batches = list(itertools.islice(loader, num_batches))
+            state = loader.state_dict()
+            total = loader.stats()["records"]["delivered_tokens"]
+        assert [(batch.num_tokens, batch["input_ids"].numel()) for batch in batches] == [(12, 20)] * num_batches
+        assert {batch.num_tokens + batch.num_padding for batch in batches} == {20}
+    assert total == 60
+
+
 # From a file of talks to a model
 
 

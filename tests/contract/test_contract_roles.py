@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -190,6 +191,11 @@ def test_idle_workers_and_buffered_bytes_are_seen() -> None:
         assert loader.stats()["buffered_bytes"] <= loader.stats()["in_flight_bytes"] <= loader.stats()["peak_in_flight_bytes"]
 
 
+def one_millisecond(number: int) -> int:
+    time.sleep(0.001)
+    return number
+
+
 def twenty_milliseconds(number: int) -> int:
     time.sleep(0.02)
     return number
@@ -206,6 +212,29 @@ def test_the_times_that_advice_needs_are_measured(options: Options) -> None:
     assert 0.008 <= stats["mean_train_s"] < 0.03
     advice = suggest_async_config(stats["mean_preprocess_s"], stats["mean_train_s"], workers=1)
     assert 2 <= advice.workers <= 8
+
+
+def waits(preprocess: Callable[[int], int], **options: Any) -> list[float]:
+    """Return how long a trainer whose steps take 20 ms waited for each micro-batch, those of the start left out."""
+    with Loader(range(50), preprocess=preprocess, batch=FixedBatch(1), collate=collate, **options) as loader:
+        found = []
+        for batch in loader:
+            found.append(batch.wait_s)
+            time.sleep(0.02)
+    return found[20:]
+
+
+def test_a_trainer_waits_for_preprocessing_only_where_that_is_inline() -> None:
+    """A005: both take 20 ms a record; four workers are three more than are needed."""
+    assert min(waits(twenty_milliseconds, **INLINE)) >= 0.018
+    assert statistics.median(waits(twenty_milliseconds, **{**THREADS, "workers": 4})) < 0.002
+
+
+def test_a_larger_buffer_gives_a_slow_trainer_nothing() -> None:
+    """A042: of each step, less than 3 percent."""
+    small, large = (statistics.median(waits(one_millisecond, **{**THREADS, "buffer_size": size})) for size in (8, 64))
+    assert small - large < 0.03 * 0.02
+    assert small < 0.002, "it hardly waits at all"
 
 
 # Where workers run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,23 @@ def test_one_record_at_a_time_makes_what_a_batched_map_makes(tmp_path: Path) -> 
     mapped = Supervised(build_tokenizer(), ignore_index=IGNORE)({name: [row[name] for row in aligned] for name in aligned[0]})
     samples = list(chain(path, 0, 1, **INLINE))
     assert {name: [sample[name] for sample in samples] for name in samples[0]} == mapped
+
+
+def test_a_batched_map_in_its_place_makes_the_same_and_its_batch_size_is_its_own(tmp_path: Path) -> None:  # A010, A018
+    stream = streamed(write_json_lines(tmp_path, [{"number": number} for number in range(25)]))
+    calls: dict[str, list[int]] = {"mapped": [], "staged": []}
+
+    def double(stage: str, columns: dict[str, list[int]]) -> dict[str, list[int]]:
+        calls[stage].append(len(columns["number"]))
+        return {"number": [2 * number for number in columns["number"]]}
+
+    mapped = stream.map(partial(double, "mapped"), batched=True, batch_size=10)
+    alone = list(mapped)
+    assert calls["mapped"] == [10, 10, 5]
+    assert list(AsyncPreprocessIterableDataset(stream, partial(double, "staged"), **INLINE)) == alone
+    behind_the_map = list(AsyncPreprocessIterableDataset(mapped, partial(double, "staged"), **INLINE))
+    assert [sample["number"] for sample in behind_the_map] == [4 * number for number in range(25)]
+    assert calls == {"mapped": 2 * [10, 10, 5], "staged": 50 * [1]}
 
 
 def test_the_chain_resumes_at_the_next_sample(tmp_path: Path) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aioloader import FixedBatch, Loader
+from aioloader import FixedBatch, HostError, Loader, SourceError
+from aioloader.engine.channel import END, ERROR, STATS
+from aioloader.engine.host import Ended, Host
+from aioloader.runtime.moving import pack_error
+from aioloader.runtime.wire import Wire
 
 
 def large(number: int) -> Any:
@@ -36,3 +44,32 @@ def test_batches_that_came_early_and_are_never_taken_leave_nothing(host: str) ->
         next(iterator)
         while loader.stats()["waiting_batches"] < 2:
             pass
+
+
+def says_everything(_plan: Any, end: socket.socket, _client: Any) -> None:
+    """What stands in for an engine: a message of each kind that is no micro-batch, one of no kind, and the end of the line."""
+    wire = Wire(end)
+    wire.send(END, json.dumps({"position": 3}).encode(), [pickle.dumps({"workers": 2})])
+    wire.send(ERROR, pack_error(SourceError("the disk is gone")))
+    wire.send(max(END, ERROR, STATS) + 50)
+    wire.close()
+
+
+def test_each_message_of_the_engine_moves_the_trainer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A051, A052: a micro-batch (see test_channel.py), the end, an error; anything else is our own mistake, and so is silence."""
+    monkeypatch.setattr("aioloader.engine.host.run_engine", says_everything)
+    plan: Any = SimpleNamespace(pool="thread")
+    host = Host(plan, "thread")
+    try:
+        host.wait()
+        with pytest.raises(Ended, match="the pass is over") as ended:
+            host.try_receive()
+        with pytest.raises(SourceError, match="the disk is gone"):
+            host.try_receive()
+        with pytest.raises(HostError, match="expected a micro-batch, an end or an error, got message"):
+            host.try_receive()
+        with pytest.raises(HostError, match="expected it to run until the loader closes, but it ended"):
+            host.try_receive()
+    finally:
+        host.close()
+    assert ended.value.state == {"position": 3}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aioloader import FixedBatch, Loader
 from aioloader.errors import ConfigError, SourceError
 from aioloader.sources.parquet import BATCH_ROWS, ParquetFiles
 from tests.sources.conformance import check_foreign_cursors, check_source, read_all, run
@@ -28,6 +29,13 @@ def test_rows_keep_the_contract_over_row_groups_and_files(tmp_path: Path) -> Non
     write(tmp_path / "b.parquet", RECORDS[10:])
     run(check_source(ParquetFiles(tmp_path), RECORDS, other=ParquetFiles(tmp_path)))
     run(check_foreign_cursors(ParquetFiles(tmp_path)))
+
+
+def test_a_loader_reads_it_by_its_path(tmp_path: Path) -> None:
+    records = [{"number": number} for number in range(10)]
+    write(tmp_path / "a.parquet", records)
+    with Loader(tmp_path, batch=FixedBatch(4), collate=lambda rows: {"rows": rows}, workers=0) as loader:
+        assert [row for batch in loader for row in batch["rows"]] == records[:8]
 
 
 def test_ids_count_the_rows_of_a_file_and_columns_are_chosen(tmp_path: Path) -> None:

@@ -82,9 +82,10 @@ def test_paths_find_their_source_by_what_they_match(tmp_path: Path, names: list[
     [
         (["a.jsonl", "b.txt"], "expected files of one kind, got .jsonl, .txt"),
         (
-            ["a.txt", "b.parquet"],
-            "expected .jsonl, .ndjson or text files, got .parquet files in .*; convert them, this version does not read them",
+            ["a.txt", "b.tar"],
+            "expected .jsonl, .ndjson, .parquet or text files, got .tar files in .*; convert them, this version does not read them",
         ),
+        (["a.txt", "b.parquet"], "expected files of one kind, got .parquet, .txt"),
         (["a.jsonl.gz"], "expected plain files, got .*decompress it first"),
     ],
 )
