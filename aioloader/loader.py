@@ -71,17 +71,19 @@ class Loader:
             leaves out a last micro-batch that is not full, and what makes lanes uneven. "pad" delivers everything, and fillers
             (`Batch.is_filler`) for lanes that have nothing left. "repeat" fills the epoch up with records from its beginning: for
             sources of known size and `FixedBatch`, where `preprocess` makes one sample of each record. "error" delivers everything and
-            then raises where lanes do not end together. Where the end of the data depends on them, ranks agree on it in the background,
-            in a process group of their own, if torch.distributed is initialised; a loader without it works alone.
+            then raises where lanes do not end together. Where the end of the data depends on them, ranks agree on it in the
+            background, in a process group of their own, if torch.distributed is initialised with at least the ranks of the mesh; else a
+            loader works alone.
         end_timeout_s: How long a rank waits for the others to agree on the next step. A rank that is missing for longer is named by a
             `SynchronizationError`. Time between two steps does not count; the default is that of torch's own collectives.
         check_every: Where torch.distributed is initialised with the ranks of the mesh, ranks compare configurations and states before each
             pass, and after every so many steps, in the background, digests of what they were given: ranks that share a dp_rank (tensor,
-            pipeline and context parallel ones) must get the same bytes, others no record in common. All ranks have to iterate
-            the loader then. None: no checks.
+            pipeline and context parallel ones) must get the same bytes, others no record in common. The latter is not looked for where a
+            record may rightly be there twice or ids may be alike: several epochs in a pass, `Mixture`, `AlreadySharded`,
+            `end="repeat"`. All ranks have to iterate the loader then. A mesh of fewer ranks than the job is not checked. None: no checks.
         read: "all": each rank reads and preprocesses for itself. "group": of the ranks that share a dp_rank (and a cp_rank) the first
             one does, and sends its micro-batches, with their states, to the others, in a process group of their own.
-        read_device: Where micro-batches travel and arrive with `read="group"`; "cuda" uses the NCCL backend. Default: the CPU, with gloo.
+        read_device: Where micro-batches travel and arrive with `read="group"`: "cpu" (the default, with gloo) or "cuda" (with NCCL).
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
         max_restarts_per_minute: A worker process that dies is replaced and its records run again; more deaths than this are an error.
             A record that was running at three of them is one too (`WorkerError`).

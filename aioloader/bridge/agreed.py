@@ -51,7 +51,7 @@ class AgreedFeed:
         self._run = run
         self._step = self._turn = self._num_delivered = 0
         self._load_last: Callable[[], Json] = dict
-        self._has_ended = False
+        self._has_ended = self._is_over = False
         self._end_state: Json = None
         self._pause_s = _SHORTEST_PAUSE_S
         self.awaits_ranks = self.has_awaited_engine = False
@@ -105,6 +105,12 @@ class AgreedFeed:
                 self._look()
                 self._rounds.begin(self._agreement.contribution())
 
+    def leave(self) -> None:
+        """Tell ranks that would go on with this pass that this one does not, if it was left in the middle."""
+        if not self._is_over:
+            self._is_over = True
+            self._rounds.begin(self._agreement.departure())
+
     def _begin(self, run: Run) -> tuple[Agreement, Engine]:
         """Start a pass."""
         self._run = run
@@ -112,10 +118,15 @@ class AgreedFeed:
         self._turn = int(run.state["turn"])
         self._num_delivered = 0
         self._load_last = dict
-        self._has_ended, self._end_state = False, None
+        self._has_ended, self._end_state, self._is_over = False, None, False
         self._rest()
         agreement = Agreement(self._plan.end, self._step, pass_number=self._rounds.begin_pass(), rank=self._rounds.rank)
-        return agreement, self._start(replace(run, resumed=False))  # that nothing was left is found here, by all ranks together
+        try:
+            return agreement, self._start(replace(run, resumed=False))  # that nothing was left is found here, by all ranks together
+        except Exception:
+            agreement.fail()
+            self._rounds.begin(agreement.contribution())
+            raise
 
     def _rest(self) -> None:
         self._pause_s = _SHORTEST_PAUSE_S
@@ -199,6 +210,7 @@ class AgreedFeed:
             while not self._has_ended:  # what is left is known to be its end
                 self._receive()
             state = self._end_state
+        self._is_over = True
         if self._num_delivered or not self._run.resumed:
             raise Ended(state)
         self._agreement, self.engine = self._begin(self._run.following(state))

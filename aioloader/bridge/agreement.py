@@ -92,11 +92,17 @@ class Agreement:
             self._rank if self._has_failed else _NEVER,
         ]
 
+    def departure(self) -> list[int]:
+        """Return what this rank says when it has left the pass for the next one: ranks that would go on need not wait for it."""
+        return [self._pass_number, -self._pass_number - 1, *[_NEVER] * 6]
+
     def learn(self, minimum: Sequence[int]) -> None:
-        """Take the result of a round."""
+        """Take the result of a round. One that a rank began in a pass before, and left, says nothing: another one has to follow."""
         first_pass, last_pass, horizon, smallest_end, largest, all_ended, can_fill, failed = minimum
-        if first_pass != self._pass_number or -last_pass != self._pass_number:
-            self._error = _other_pass(self._pass_number, first_pass, -last_pass)
+        if -last_pass > self._pass_number:
+            self._error = _other_pass(self._pass_number, -last_pass)
+        elif first_pass < self._pass_number:
+            return
         elif failed != _NEVER:
             self._error = _failed(failed)
         elif self._policy == "pad":
@@ -115,7 +121,7 @@ class Agreement:
 
         Raises:
             UnevenEndError: The lanes do not end at the same step, and are not to be padded.
-            SynchronizationError: Another rank failed, or is in another pass.
+            SynchronizationError: Another rank failed, or has left this pass.
         """
         if step < self._known:
             return Verdict.DELIVER
@@ -139,11 +145,11 @@ class Agreement:
             self._error = UnevenEndError(smallest_end, largest)
 
 
-def _other_pass(own: int, first: int, last: int) -> SynchronizationError:
+def _other_pass(own: int, last: int) -> SynchronizationError:
     return SynchronizationError(
         "end of data",
-        f"expected all ranks to be in pass {own} of this loader, got ranks in pass {first} and in pass {last}; "
-        "begin and leave passes on all ranks alike",
+        f"expected all ranks to go on with pass {own} of this loader, got some that have begun pass {last}; "
+        "begin and leave loops on all ranks alike",
     )
 
 

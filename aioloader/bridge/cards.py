@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aioloader.errors import SynchronizationError
@@ -94,14 +94,19 @@ def _check_equal(cards: Sequence[Card], name: str, do: str) -> None:
 
 def _check_coordinates(cards: Sequence[Card]) -> None:
     """Check that the coordinates are spread evenly: a rank numbered by its global rank would otherwise train on data of its own."""
-    dp_size = cards[0].dp_size
-    numbers = {dp_rank: len(peers_of(cards, dp_rank)) for dp_rank in range(dp_size)}
-    if len(set(numbers.values())) > 1:
-        few, many = min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)
+    _check_even("dp_rank", {dp_rank: peers_of(cards, dp_rank) for dp_rank in range(cards[0].dp_size)}, len(cards))
+    for dp_rank in range(cards[0].dp_size):
+        parts = {cp_rank: peers_of(cards, dp_rank, cp_rank) for cp_rank in range(cards[0].cp_size)}
+        _check_even("cp_rank", parts, sum(map(len, parts.values())))
+
+
+def _check_even(axis: str, ranks: Mapping[int, Sequence[int]], num_ranks: int) -> None:
+    few, many = (choose(ranks, key=lambda at: len(ranks[at])) for choose in (min, max))
+    if len(ranks[few]) != len(ranks[many]):
         raise _error(
-            f"each dp_rank from 0 to {dp_size - 1} on equally many of {len(cards)} ranks",
-            f"dp_rank {few} on {numbers[few]} and dp_rank {many} on {numbers[many]} (ranks {_listed(peers_of(cards, many))})",
-            "take dp_rank from the device mesh, not from the global rank: Mesh.from_device_mesh, Mesh.from_megatron or Mesh.from_env",
+            f"each {axis} from 0 to {len(ranks) - 1} on equally many of {num_ranks} ranks",
+            f"{axis} {few} on {len(ranks[few])} and {axis} {many} on {len(ranks[many])} (ranks {_listed(ranks[many])})",
+            f"take {axis} from the device mesh, not from the global rank: Mesh.from_device_mesh, Mesh.from_megatron or Mesh.from_env",
         )
 
 

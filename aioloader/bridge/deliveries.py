@@ -144,8 +144,8 @@ class Deliveries:
         at = f"dp_rank {dp_rank}" + (f", cp_rank {cp_rank}" if mesh.cp_size > 1 else "")
         return self._error(
             f"the ranks of {at} to get the same bytes, got the same record ids with different content; choose samples by "
-            "mesh.dp_rank, never by the global rank; draw random numbers in preprocess from random, numpy.random or torch as they are seeded "
-            "for each record; or use read='group'"
+            "mesh.dp_rank, never by the global rank; draw random numbers in preprocess from random, numpy.random or torch as they are "
+            "seeded for each record; or use read='group'"
         )
 
     def _error(self, text: str) -> SynchronizationError:

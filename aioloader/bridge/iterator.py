@@ -223,8 +223,12 @@ class BatchIterator:
         if self._over is None:
             self._over = end
             self._end_state = end.state
-            if self._sender is not None:
-                self._sender.end(end.state)
+            try:
+                if self._sender is not None:
+                    self._sender.end(end.state)
+            except SynchronizationError:
+                self._on_leave(self)
+                raise
             self._on_end(self, end.state)
 
     def _deliver(self, delivered: Ready | Delivered, started: float, *, waited: bool) -> Batch:

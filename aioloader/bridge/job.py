@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from aioloader.bridge.agreed import AgreedFeed
 from aioloader.bridge.cards import Card, digest, peers_of
+from aioloader.bridge.groups import Group
 from aioloader.bridge.matching import Matching
 from aioloader.bridge.relay import PeerFeed, Relay, Sender
 from aioloader.bridge.rounds import Rounds, has_other_ranks
@@ -39,6 +40,9 @@ class Job:
         read: "all": each rank reads for itself; "group": one reads for those that share its dp_rank and cp_rank.
         device: Where micro-batches arrive with "group".
         timeout_s: How long to wait for a rank.
+
+    Raises:
+        ConfigError: There is no such device, or none that groups can send to.
     """
 
     def __init__(
@@ -49,9 +53,10 @@ class Job:
         self._is_one_to_one = is_one_to_one
         self._check_every = check_every
         self._reads_for_group = read == "group"
-        self._device = torch.device(device or "cpu")
+        self._device = _device(device)
         self._timeout_s = timeout_s
         self._rounds: Rounds | None = None
+        self._agreed: AgreedFeed | None = None
         self._met_in: object = None
         self._relay: Relay | None = None
         self.matching: Matching | None = None
@@ -59,8 +64,8 @@ class Job:
 
     @property
     def has_other_ranks(self) -> bool:
-        """Return whether there are other data-parallel ranks to agree with. A mesh of more ranks than there are is played, not run."""
-        return self._plan.lanes.dp_size > 1 and has_other_ranks() and self._num_ranks <= torch.distributed.get_world_size()
+        """Return whether there are other data-parallel ranks to agree with."""
+        return self._plan.lanes.dp_size > 1 and has_other_ranks(self._num_ranks)
 
     def begin_pass(self, run: Run, *, is_resumed: bool) -> None:
         """Meet the other ranks; blocks until all are there, if there are any.
@@ -74,6 +79,9 @@ class Job:
             ConfigError: One rank shall read for others, and there is no process group to do it in.
         """
         self.sender = None
+        if self._agreed is not None and self._rounds is not None and self._rounds.is_current:
+            self._agreed.leave()
+        self._agreed = None
         if not self._is_whole:
             self._refuse_lonely_reader()
             self.matching = self._relay = None
@@ -84,10 +92,10 @@ class Job:
             lanes = len(self._plan.lanes.served)
             self.matching = Matching(self._mesh, every=self._check_every or _FAR, num_lanes=lanes, timeout_s=self._timeout_s)
         self._compare(run, self.matching, is_resumed=is_resumed)
-        peers = peers_of(self.matching.cards, self._mesh.dp_rank, self._mesh.cp_rank)
-        if self._reads_for_group and len(peers) > 1:
+        groups = self._groups(self.matching.cards)
+        if self._reads_for_group and len(groups[0]) > 1:
             if self._relay is None or not self._relay.is_current:
-                self._relay = Relay(peers, timeout_s=self._timeout_s, device=self._device)
+                self._relay = Relay(groups, timeout_s=self._timeout_s, device=self._device)
             if self._relay.is_reader:
                 self.sender = Sender(self._relay)
 
@@ -104,17 +112,29 @@ class Job:
             self._meet()
         if self._relay is not None and not self._relay.is_reader:
             return PeerFeed(self._relay)
-        if not has_to_agree:
-            return start(run)
-        assert self._rounds is not None, "whoever reads has met the others"
-        return AgreedFeed(self._plan, run, self._rounds, start=start, leave=leave)
+        try:
+            if not has_to_agree:
+                return start(run)
+            assert self._rounds is not None, "whoever reads has met the others"
+            self._agreed = AgreedFeed(self._plan, run, self._rounds, start=start, leave=leave)
+            return self._agreed
+        except Exception as error:
+            self._fail(error)
+            raise
 
     def close(self) -> None:
         """Give all groups back."""
         for one in (self._rounds, self.matching, self._relay):
             if one is not None:
                 one.close()
-        self._rounds = self.matching = self._relay = self.sender = self._met_in = None
+        self._rounds = self._agreed = self.matching = self._relay = self.sender = self._met_in = None
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the other ranks that no pass has begun here."""
+        if self.sender is not None:
+            self.sender.fail(error)
+        if self.matching is not None:
+            self.matching.fail()
 
     @property
     def _is_whole(self) -> bool:
@@ -170,14 +190,18 @@ class Job:
         if readers is None or torch.distributed.get_rank() in readers:
             self._rounds = Rounds(self._timeout_s, ranks=readers)
         else:
-            Rounds.stand_by(readers)
+            Group(readers, timeout_s=self._timeout_s, operation="end of data")
 
     def _readers(self) -> list[int] | None:
         """Return the ranks that read, None if all do."""
         if self._relay is None or self.matching is None:
             return None
-        cards = self.matching.cards
-        return sorted({peers_of(cards, card.dp_rank, card.cp_rank)[0] for card in cards})
+        return sorted(ranks[0] for ranks in self._groups(self.matching.cards))
+
+    @staticmethod
+    def _groups(cards: Sequence[Card]) -> list[tuple[int, ...]]:
+        """Return which ranks get the same micro-batches, rising."""
+        return sorted({tuple(peers_of(cards, card.dp_rank, card.cp_rank)) for card in cards})
 
     def _has_to_agree(self, run: Run) -> bool:
         """Return whether ranks could come to their ends at different steps."""
@@ -188,3 +212,14 @@ class Job:
         if self._plan.end == "pad" and isinstance(run.state["source"]["cursor"], Mapping):  # what is left of an epoch was dealt anew
             is_even = False
         return not is_even and self.has_other_ranks
+
+
+def _device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or "cpu")
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
+        has = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu', as there is no CUDA device"
+        raise ConfigError("Loader(read_device=)", expected=has, got=repr(name), do="leave it out for the CPU")
+    return device

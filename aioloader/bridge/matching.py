@@ -84,6 +84,7 @@ class Matching:
         if not self._rounds.is_running:
             return False
         if not self._is_checked and not self._rounds.is_done:
+            self._rounds.answer()
             return False
         result = self._rounds.take()
         if result is None:

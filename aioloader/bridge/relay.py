@@ -8,11 +8,12 @@ sent from where they lie. A reader that leaves its loop says so in the store: a 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aioloader.bridge.groups import SharedGroup
+from aioloader.bridge.groups import Group
 from aioloader.engine.channel import Delivered
 from aioloader.engine.host import Ended
 from aioloader.engine.output import Ready
@@ -31,6 +32,7 @@ from aioloader.runtime.moving import pack_error, unpack_error
 
 __all__ = ["PeerFeed", "Relay", "Sender"]
 
+_OPERATION: Final = "read='group'"
 _BATCH, _END, _ERROR = 1, 2, 3
 _HEAD_BYTES: Final = 1 << 14
 _NUMBERS: Final = 4
@@ -38,6 +40,9 @@ _ROOM: Final = _HEAD_BYTES - 8 * _NUMBERS
 
 _MAX_OPEN = 2
 """Micro-batches that may be on their way at once."""
+
+_MORE_PATIENCE_S = 10.0
+"""How much longer peers wait for the reader than it waits for other ranks: it may be about to tell them which one is missing."""
 
 _SLICE_S = 0.2  # a wait in the process group cannot be interrupted by Ctrl-C
 _LOOK_EVERY_S = 0.5
@@ -47,29 +52,41 @@ _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itert
 
 
 class Relay:
-    """The group of ranks that share a dp_rank; the first of them reads. Making one is collective over them.
+    """The group of ranks that share a dp_rank; the first of them reads. Making one is collective over the job.
 
     Args:
-        ranks: Of the group, rising.
+        groups: The ranks of each such group, rising; the same on all ranks.
         timeout_s: How long a rank waits for another.
         device: Where arrays travel and arrive; the group's backend for that device is used (gloo for the CPU, NCCL for CUDA).
+
+    Attributes:
+        pass_number: The number of the pass, the same on all ranks of the group.
+        sent: Collectives under way, with the tensors that they read.
+        awaited: A collective that was begun and not waited for, with the tensor that it writes; the next pass takes it over.
+
+    Raises:
+        SynchronizationError: A rank of the group did not connect.
     """
 
-    def __init__(self, ranks: Sequence[int], *, timeout_s: float, device: torch.device) -> None:
-        self.ranks = list(ranks)
-        self.reader = self.ranks[0]
+    def __init__(self, groups: Sequence[Sequence[int]], *, timeout_s: float, device: torch.device) -> None:
         self.rank = dist.get_rank()
+        self.ranks = list(next(ranks for ranks in groups if self.rank in ranks))
+        self.reader = self.ranks[0]
         self.device = device
         self.timeout_s = timeout_s
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._name = f"aioloader/relay/{'-'.join(map(str, self.ranks))}/{next(_numbers[tuple(self.ranks)])}"
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        self.shared = SharedGroup.take(self.ranks, backend)
+        made = [Group(ranks, backend=backend, timeout_s=timeout_s, operation=_OPERATION) for ranks in groups]
+        self._group = next(group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks)
+        self.pass_number = 0
+        self.sent: deque[tuple[list[Any], list[Any]]] = deque()
+        self.awaited: tuple[Any, torch.Tensor] | None = None
 
     @property
     def is_current(self) -> bool:
         """Return whether the default process group is still the one that this was made in."""
-        return self.shared.is_current
+        return self._group.is_current
 
     @property
     def is_reader(self) -> bool:
@@ -83,7 +100,7 @@ class Relay:
             SynchronizationError: The connection is gone.
         """
         try:
-            return dist.broadcast(tensor, src=self.reader, group=self.shared.group, async_op=True)
+            return self._group.broadcast(tensor)
         except RuntimeError as error:
             raise self.failed(str(error)) from error
 
@@ -121,7 +138,7 @@ class Relay:
         """Return the error of this rank."""
         role = "reads for" if self.is_reader else f"waits for rank {self.reader}, which reads for"
         return SynchronizationError(
-            "read='group'",
+            _OPERATION,
             f"rank {self.rank} {role} ranks {self.ranks}: expected all of them to take the same micro-batches, got: {reason}; look in "
             "their logs for why one stopped, and begin and leave loops on all ranks alike",
             missing=() if self.is_reader else (self.reader,),
@@ -129,16 +146,17 @@ class Relay:
 
     def begin_pass(self) -> None:
         """Count a pass."""
-        self.shared.num_passes += 1
-
-    @property
-    def pass_number(self) -> int:
-        """Return the number of the pass, the same on all ranks of the group."""
-        return self.shared.num_passes
+        self.pass_number += 1
 
     def close(self) -> None:
         """Give the group back."""
-        self.shared.give_back()
+        under_way = [(work, tensors) for works, tensors in self.sent for work in works]
+        self._group.give_back(under_way if self.awaited is None else [*under_way, self.awaited])
+
+    def __del__(self) -> None:
+        """Give the group of a loader back that nobody closed."""
+        with contextlib.suppress(Exception):  # at interpreter exit parts of torch may be gone
+            self.close()
 
     def _key(self) -> str:
         return f"{self._name}/{self.pass_number}"
@@ -149,7 +167,7 @@ class Sender:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._sent = relay.shared.sent
+        self._sent = relay.sent
         self._is_over = False
         relay.begin_pass()
 
@@ -171,17 +189,21 @@ class Sender:
         self._settle(0)
 
     def fail(self, error: BaseException | None) -> None:
-        """Send a failure of the pass; without one, say that this rank left it."""
+        """Send a failure of the pass; without one, or where the peers are the failure, say that this rank left it."""
         if self._is_over:
             return
         self._is_over = True
-        if error is None or isinstance(error, SynchronizationError):
+        if error is None or (isinstance(error, SynchronizationError) and error.operation == _OPERATION):
             self._relay.say_left()
         else:
-            self._send(_ERROR, pack_error(error))
+            with contextlib.suppress(SynchronizationError):  # the peers are gone, and the failure is what has to be told here
+                self._post(_ERROR, pack_error(error))
 
     def _send(self, kind: int, meta: bytes, body: torch.Tensor | None = None) -> None:
         self._settle(_MAX_OPEN - 1)
+        self._post(kind, meta, body)
+
+    def _post(self, kind: int, meta: bytes, body: torch.Tensor | None = None) -> None:
         nbytes = 0 if body is None else body.numel()
         head = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
         head[: 8 * _NUMBERS].view(torch.int64)[:] = torch.tensor([kind, self._relay.pass_number, len(meta), nbytes])
@@ -211,7 +233,10 @@ class PeerFeed:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         relay.begin_pass()
-        self._waiting_since_s = self._look_s = 0.0
+        self._patience_s = relay.timeout_s + min(_MORE_PATIENCE_S, relay.timeout_s)
+        self._waiting_since_s: float | None = None
+        self._look_s = 0.0
+        self._is_left = False
         self._pause_s = _SHORTEST_PAUSE_S
 
     def fileno(self) -> int:
@@ -227,15 +252,14 @@ class PeerFeed:
             SynchronizationError: The reader is gone, has left its loop, or did not send in time.
         """
         while True:
-            if self._relay.shared.awaited is None:
+            if self._relay.awaited is None:
                 head = torch.empty(_HEAD_BYTES, dtype=torch.uint8)
-                self._relay.shared.awaited = self._relay.broadcast(head), head
-                self._waiting_since_s = self._look_s = time.monotonic()
-            work, head = self._relay.shared.awaited
+                self._relay.awaited = self._relay.broadcast(head), head
+            work, head = self._relay.awaited
             if not work.is_completed():
                 self._look_for_the_reader()
                 return None
-            self._relay.shared.awaited = None
+            self._relay.awaited, self._waiting_since_s = None, None
             self._relay.finish(work)
             found = self._open(head)
             if found is not None:
@@ -243,9 +267,9 @@ class PeerFeed:
 
     def wait(self) -> None:
         """Wait, blocking, until there may be something to receive."""
-        if self._relay.shared.awaited is not None:
+        if self._relay.awaited is not None:
             try:
-                self._relay.shared.awaited[0].wait(datetime.timedelta(seconds=_SLICE_S))
+                self._relay.awaited[0].wait(datetime.timedelta(seconds=_SLICE_S))
             except RuntimeError:
                 return  # time is up, or it failed: `try_receive` tells which
 
@@ -284,12 +308,15 @@ class PeerFeed:
 
     def _look_for_the_reader(self) -> None:
         now = time.monotonic()
-        if now - self._waiting_since_s > self._relay.timeout_s:
-            raise self._relay.failed(f"nothing within {self._relay.timeout_s:g} s")
+        if self._waiting_since_s is None:
+            self._waiting_since_s = self._look_s = now
+        if now - self._waiting_since_s > self._patience_s:
+            raise self._relay.failed(f"nothing within {self._patience_s:g} s")
         if now - self._look_s >= _LOOK_EVERY_S:
             self._look_s = now
-            if self._relay.has_left():
+            if self._is_left:  # since the look before this one: what it sent last is not on its way any more
                 raise self._relay.failed("the reader left its loop")
+            self._is_left = self._relay.has_left()
 
 
 def _bytes(data: bytes) -> torch.Tensor:

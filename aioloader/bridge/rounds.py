@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.data
 
-from aioloader.bridge.groups import NEVER
+from aioloader.bridge.groups import Group
 from aioloader.errors import SynchronizationError
 
 __all__ = ["Rounds", "has_other_ranks"]
@@ -32,16 +32,20 @@ _numbers: defaultdict[tuple[str, tuple[int, ...]], itertools.count[int]] = defau
 """How many were made for a purpose and some ranks: names in the store that all of them come to alike."""
 
 
-def has_other_ranks() -> bool:
-    """Return whether this process can talk to other ranks: not in a worker process of a DataLoader, which has inherited their group."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and torch.utils.data.get_worker_info() is None
+def has_other_ranks(num_ranks: int = 2) -> bool:
+    """Return whether this process can talk to so many ranks, itself among them.
+
+    Not in a worker process of a DataLoader, which has inherited their group; nor where a rank of a mesh of more ranks is played.
+    """
+    is_rank = dist.is_available() and dist.is_initialized() and torch.utils.data.get_worker_info() is None
+    return is_rank and dist.get_world_size() >= max(2, num_ranks)
 
 
 class Rounds:
     """A gloo group of ranks, for one loader. Not thread-safe; starts no thread of its own.
 
     Making one is collective and blocks until the others come: its ranks make theirs in the same order, and those of the job that take
-    no part call `stand_by` with the same ranks.
+    no part make a `Group` of the same ranks.
 
     Args:
         timeout_s: How long this rank waits for the others before it says who is missing.
@@ -64,7 +68,6 @@ class Rounds:
         width: int = 0,
     ) -> None:
         self._timeout_s = timeout_s
-        self._world = dist.group.WORLD
         self.ranks = list(range(dist.get_world_size()) if ranks is None else ranks)
         self._operation = operation
         self._task = task
@@ -72,9 +75,6 @@ class Rounds:
         self._store: Any = dist.distributed_c10d._get_default_store()
         number = next(_numbers[operation, tuple(self.ranks)])
         self._name = f"aioloader/{operation}/{'all' if ranks is None else '-'.join(map(str, self.ranks))}/{number}"
-        self._minimum = dist.AllreduceOptions()
-        self._minimum.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        self._minimum.timeout = NEVER  # a round may be begun long before anybody waits for it: between two steps may be an evaluation
         self._running: deque[tuple[Any, torch.Tensor]] = deque()
         self._left: list[tuple[Any, torch.Tensor]] = []
         """Rounds whose results nobody wants any more; their memory is still written to."""
@@ -84,18 +84,14 @@ class Rounds:
         self._look_s = 0.0
         self._roll_call_ends_s: float | None = None
         self._failure: Exception | None = None
+        self._group: Group | None = None
         self._meet()
-        self._group: Any = dist.new_group(ranks, backend="gloo", timeout=NEVER)
-
-    @staticmethod
-    def stand_by(ranks: Sequence[int]) -> None:
-        """Let other ranks make theirs: torch numbers the groups of a job on all its ranks."""
-        dist.new_group(ranks, backend="gloo", timeout=NEVER)
+        self._group = self._connected(ranks)
 
     @property
     def is_current(self) -> bool:
         """Return whether the default process group is still the one that this was made in."""
-        return dist.is_initialized() and dist.group.WORLD is self._world
+        return self._group is not None and self._group.is_current
 
     @property
     def is_running(self) -> bool:
@@ -119,7 +115,8 @@ class Rounds:
         """Begin a round; returns at once."""
         tensor = torch.tensor([*numbers, *[_NOTHING] * (self._width - len(numbers))], dtype=torch.int64)
         try:
-            self._running.append((self._group.allreduce([tensor], self._minimum), tensor))
+            assert self._group is not None, "rounds are begun before they are closed"
+            self._running.append((self._group.minimum(tensor), tensor))
         except RuntimeError as error:
             self._call_roll(error)
 
@@ -159,6 +156,14 @@ class Rounds:
         with contextlib.suppress(RuntimeError):  # time is up, or the round failed: `take` tells which
             self._running[0][0].wait(datetime.timedelta(seconds=_SLICE_S))
 
+    def answer(self) -> None:
+        """Give a sign of life where other ranks ask for it: for a rank that has no need to know the result of a round yet."""
+        if (now := time.monotonic()) >= self._look_s:
+            self._look_s = now + _LOOK_EVERY_S
+            with contextlib.suppress(RuntimeError):  # the store may be gone with its rank
+                if self._store.check([self._key("roll call")]):
+                    self._store.set(self._key(self.rank), "here")
+
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, in the order of `ranks`; all give equally many. Blocks until they are there.
 
@@ -173,13 +178,12 @@ class Rounds:
         slots = [_NOTHING] * (width * len(self.ranks))
         slots[own * width : (own + 1) * width] = numbers
         head = [self.pass_number, -self.pass_number, _NOTHING]
-        first = 0
-        while first != self.pass_number:
+        while True:
             self.begin([*head, *slots])
             while (result := self.take()) is None:
                 self.wait()
-            first = result[0]
-        return [result[at : at + width] for at in range(len(head), len(head) + len(slots), width)]
+            if result[0] == self.pass_number:
+                return [result[at : at + width] for at in range(len(head), len(head) + len(slots), width)]
 
     def publish(self, name: str, text: str) -> None:
         """Leave a text for the other ranks."""
@@ -198,15 +202,16 @@ class Rounds:
         return None
 
     def close(self) -> None:
-        """Give the group back, unless it still waits for a rank: then it ends with the process group."""
-        if self._group is None:
-            return
-        pending = [*self._left, *self._running]
-        group, self._group = self._group, None
-        if self.is_current and all(work.is_completed() for work, _ in pending):
-            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # whoever destroys the default group destroys this too
-                dist.destroy_process_group(group)
-        self._running.clear()
+        """Give the group back; one that is in the middle of a round when that is over, or with the process group."""
+        if self._group is not None:
+            self._group.give_back([*self._left, *self._running])
+            self._group = None
+            self._running.clear()
+
+    def __del__(self) -> None:
+        """Give the group of a loader back that nobody closed."""
+        with contextlib.suppress(Exception):  # at interpreter exit parts of torch may be gone
+            self.close()
 
     def _meet(self) -> None:
         """Wait until all ranks are there."""
@@ -219,6 +224,16 @@ class Rounds:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
             num_here = self._store.add(self._key("number"), 0)
+
+    def _connected(self, ranks: Sequence[int] | None) -> Group:
+        """Return the group. Where a rank that was there is gone before it is connected, all that are left say so before it is named."""
+        try:
+            return Group(ranks, timeout_s=self._timeout_s, operation=self._operation)
+        except SynchronizationError as error:
+            self.pass_number = -1
+            self._call_roll(error)
+            time.sleep(self._grace_s)
+            raise self._missing() from error
 
     def _look_at_the_clock(self) -> None:
         """Begin a roll call when time is up, or when another rank has begun one."""

@@ -24,7 +24,7 @@ examples:
   aioloader preprocess corpus/*.jsonl --tokenizer gpt2 --seq-len 4096 --output packed
   aioloader preprocess books/ --tokenizer tokenizer.json --packing none --per-input --dtype int32 --output tokens
 
-Exit status: 0 all is well, 1 a document failed (with --on-error skip: all of them), 2 it was asked for wrongly."""
+Exit status: 0 all is well, 1 a document failed (with --on-error skip: all of them) or the disk did, 2 it was asked for wrongly."""
 
 _MOST_FAILURES = 20
 

@@ -22,9 +22,9 @@ _SIDES: Final = ("chosen", "rejected")
 class PreferenceCollator:
     """Pads pairs of samples to one width: rows 0 to n - 1 are the chosen ones, rows n to 2n - 1 the rejected ones, in the same order.
 
-    A sample is a mapping with `chosen` and `rejected`, each of which is what `SftCollator` takes: 1-D `input_ids`, prompt included, and what
-    of them is trained. Gives `input_ids`, `labels` and `attention_mask`, int64[2 * num_samples, width]: one forward pass serves both sides,
-    as losses over pairs (DPO and its like) and reward models want it.
+    A sample is a mapping with `chosen` and `rejected`, each of which is what `SftCollator` takes: 1-D `input_ids`, prompt included, and
+    what of them is trained. Gives `input_ids`, `labels` and `attention_mask`, int64[2 * num_samples, width]: one forward pass serves both
+    sides, as losses over pairs (DPO and its like) and reward models want it.
 
     Args:
         answers: How each side is read and padded.

@@ -165,7 +165,8 @@ class DistributedDataLoader:
         if self._feed.end == "drop":
             per_lane = size // self.num_lanes // batch_size
         else:
-            longest = 0 if has_other_ranks() else lanes[0]  # ranks that know of each other end together
+            is_alone = not has_other_ranks(self.mesh.dp_size * self.mesh.num_peers)
+            longest = lanes[0] if is_alone else 0  # ranks that know of each other end together
             per_lane = -(-(size - longest) // (self.num_lanes * batch_size))
         return per_lane * self._epochs * len(lanes)
 

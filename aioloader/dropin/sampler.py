@@ -149,7 +149,7 @@ class DistributedSampler(Sampler[int]):
         epoch, offset = self.sampling.read_state(state)
         self._place = _Place(epoch, offset)
         if self.sampling.tail != "keep":  # where some ranks have one sample less, they must not go on to the next epoch alone
-            self._place.is_used_up = self.sampling.end(offset) <= offset
+            self._place.is_used_up = 0 < offset >= self.sampling.end(offset)
 
     @staticmethod
     def merge(states: Iterable[Json]) -> Json:

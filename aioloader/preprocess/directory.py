@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aioloader.errors import ConfigError, SourceError
+from aioloader.preprocess.progress import read_progress
 from aioloader.tokens.metadata import METADATA, read_metadata
 from aioloader.tokens.writing import documents_path
 
@@ -81,10 +82,15 @@ class OutputDirectory:
                 do="use --overwrite to replace it",
             )
 
+    def files(self) -> list[Path]:
+        """Return the files of a run that are there or may come, whatever its settings; first that which says that it is complete."""
+        partial = self.progress.with_name(f"{PROGRESS}.partial")
+        known = (self.metadata, self.progress, partial, self.failures, self.failure_log)
+        return [*known, *self._listed_files(), *self._begun_files(), *self.data_files()]
+
     def clear(self) -> None:
-        """Remove what an earlier run wrote; first that which says that it is complete."""
-        listed = self._listed_files()
-        for path in (self.metadata, self.progress, self.failures, self.failure_log, *listed, *self.data_files()):
+        """Remove what an earlier run wrote."""
+        for path in self.files():
             path.unlink(missing_ok=True)
 
     def _listed_files(self) -> list[Path]:
@@ -93,3 +99,14 @@ class OutputDirectory:
             return [self.path / name for name in read_metadata(self.path).files]
         except SourceError:
             return []
+
+    def _begun_files(self) -> list[Path]:
+        """Return the token files of an unfinished run, which may be of another format."""
+        try:
+            found = read_progress(self.progress)
+        except (SourceError, OSError):
+            return []
+        match None if found is None else found.config:
+            case {"format": str(format), "per_input": bool(per_input), "inputs": {**inputs}}:
+                return OutputDirectory(str(self.path), format=format, num_parts=len(inputs) if per_input else None).data_files()
+        return []

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from aioloader.errors import ConfigError
+from aioloader.preprocess.directory import OutputDirectory
 from aioloader.preprocess.limited import FirstRecords
 from aioloader.preprocess.options import PreprocessOptions
 from aioloader.preprocess.raw_lines import RawLines
@@ -63,14 +64,14 @@ class Part:
         return (sum(self.files.sizes[:file]) + offset) / sum(self.files.sizes)
 
 
-def open_parts(options: PreprocessOptions) -> list[Part]:
-    """Return the parts: one, or one for each input.
+def open_parts(options: PreprocessOptions, output: OutputDirectory) -> list[Part]:
+    """Return the parts: one, or one for each input. Files of the output are no input, where it lies in a directory that is.
 
     Raises:
         ConfigError: An input is missing, or they are of several kinds, or of one that is not read.
     """
     groups = [(one,) for one in options.inputs] if options.per_input else [options.inputs]
-    return [_open_part(group, options) for group in groups]
+    return [_open_part(group, options, output) for group in groups]
 
 
 def open_adapter(name: str) -> Any:
@@ -96,7 +97,7 @@ def place_of(record: RecordId, part: Part) -> str:
     return f"{path}:{row + 1}" if isinstance(part.source, RawLines) else f"{path}, row {row}"
 
 
-def _open_part(inputs: tuple[str, ...], options: PreprocessOptions) -> Part:
+def _open_part(inputs: tuple[str, ...], options: PreprocessOptions, output: OutputDirectory) -> Part:
     hub = [one for one in inputs if one.startswith(HUB_PREFIX)]
     if hub:
         if len(inputs) > 1:
@@ -106,8 +107,17 @@ def _open_part(inputs: tuple[str, ...], options: PreprocessOptions) -> Part:
         name = hub[0].removeprefix(HUB_PREFIX)
         stream = open_adapter("hub_dataset").open_stream(name, config=options.hub_config, split=options.split, field=options.text_field)
         return Part(inputs, stream, None)
-    files = list_files(WHERE, inputs, patterns=("*",))
+    files = _without(output, list_files(WHERE, inputs, patterns=("*",)))
     return Part(inputs, _open_files(files, options), files)
+
+
+def _without(output: OutputDirectory, files: FileList) -> FileList:
+    own = {path.name: path.resolve() for path in output.files()}
+    kept = [path for path in files.paths if (known := own.get(Path(path).name)) is None or Path(path).resolve() != known]
+    if not kept:
+        got = f"nothing but the files of the output {str(output.path)!r}"
+        raise ConfigError(WHERE, expected="files to read", got=got, do="name the documents, or another output")
+    return files if len(kept) == len(files.paths) else list_files(WHERE, kept, patterns=())
 
 
 def _open_files(files: FileList, options: PreprocessOptions) -> Source:

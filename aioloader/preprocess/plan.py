@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioloader.errors import ConfigError
+from aioloader.preprocess.directory import OutputDirectory
 from aioloader.preprocess.inputs import Part, open_parts
 from aioloader.preprocess.options import PreprocessOptions
 from aioloader.preprocess.tokenizer import Tokens, open_tokens
@@ -24,10 +25,12 @@ class PreprocessPlan:
     """The options, with what they name opened.
 
     Attributes:
+        directory: Where the output goes.
         config: All that decides the bytes of the output: settings, tokenizer and inputs; not the number of workers.
     """
 
     options: PreprocessOptions
+    directory: OutputDirectory
     parts: tuple[Part, ...]
     tokens: Tokens
     config: Mapping[str, Json]
@@ -39,12 +42,14 @@ def make_plan(options: PreprocessOptions) -> PreprocessPlan:
     Raises:
         ConfigError: An input or the tokenizer is missing or cannot be read.
     """
-    parts = tuple(open_parts(options))
+    num_parts = len(options.inputs) if options.per_input else None
+    directory = OutputDirectory(options.output, format=options.format, num_parts=num_parts)
+    parts = tuple(open_parts(options, directory))
     tokens = open_tokens(options)
     inputs = {str(number): dict(part.fingerprint()) for number, part in enumerate(parts)}
     settings: dict[str, Any] = {name: getattr(options, name) for name in _SETTINGS}
     config = require_json({**settings, **tokens.settings(), "inputs": inputs}, where="preprocess")
-    return PreprocessPlan(options, parts, tokens, config)
+    return PreprocessPlan(options, directory, parts, tokens, config)
 
 
 def refuse_differences(where: str, saved: Json, config: Json) -> None:

@@ -9,6 +9,7 @@ run that was killed between the last batch and `metadata.json` would read everyt
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,13 +53,22 @@ def preprocess(options: PreprocessOptions, *, on_event: Notify | None = None) ->
     Raises:
         ConfigError: An option is wrong, or the output is that of other settings or inputs; the message lists the differences.
         PreprocessError: With on_error="raise": a document failed. Mend it and start again, or use on_error="skip".
-        SourceError: An input cannot be read, or the output is damaged.
+        SourceError: An input cannot be read, the output is damaged or cannot be written.
     """
-    notify = on_event or _ignore
     plan = make_plan(options)
-    directory = OutputDirectory(options.output, format=options.format, num_parts=len(plan.parts) if options.per_input else None)
+    try:
+        return _preprocess(plan, on_event or _ignore)
+    except OSError as error:
+        raise SourceError(
+            f"output {options.output!r}: expected room for it and leave to write it, got {error}; mend that and give the same command "
+            "again, it goes on where this one stood."
+        ) from error
+
+
+def _preprocess(plan: PreprocessPlan, notify: Notify) -> Preprocessed:
+    directory = plan.directory
     with directory.locked(lambda: notify(Event(kind="waiting"))):
-        if options.overwrite and not _is_same(plan, directory):
+        if plan.options.overwrite and not _is_same(plan, directory):
             directory.clear()
         if directory.metadata.exists():
             return _reuse(plan, directory)
@@ -87,6 +97,9 @@ class _Run:
 
     def _begin(self) -> Progress:
         found = read_progress(self._directory.progress)
+        if found is not None and not found.done and found.state is None and found.config != self._plan.config:
+            self._directory.clear()  # nothing was saved, so that nothing is lost: the first document may have failed for a wrong setting
+            found = None
         if found is None:
             self._directory.refuse_foreign()
             found = Progress(config=self._plan.config)
@@ -120,7 +133,8 @@ class _Run:
         except (PreprocessError, WorkerError) as error:
             raise _placed(error, part) from error
         finally:
-            writer.release()
+            with contextlib.suppress(OSError):  # a disk that is full says so once more, for what it could not take
+                writer.release()
         counts = state["lanes"]["0"]["counts"]
         return DonePart(
             name=self._directory.data_path(number).relative_to(self._directory.path).as_posix(),

@@ -65,9 +65,13 @@ def stored_dtype(where: str, dtype: npt.DTypeLike) -> np.dtype[Any]:
     Raises:
         ConfigError: It is not an integer type.
     """
-    stored = np.dtype(dtype).newbyteorder("<")
-    if stored.kind not in "iu":
-        raise ConfigError(where, expected="an integer dtype", got=stored.name, do="use token_dtype(vocab_size)")
+    try:
+        stored = np.dtype(dtype).newbyteorder("<")
+    except (TypeError, ValueError):
+        stored = None
+    if stored is None or stored.kind not in "iu":
+        got = repr(dtype) if stored is None else stored.name
+        raise ConfigError(where, expected="an integer dtype", got=got, do="use token_dtype(vocab_size)")
     return stored
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from aioloader.errors import ConfigError, SourceError
 from aioloader.tokens.dtypes import Tokens
 
-__all__ = ["Extent", "check_extent", "file_size", "map_array"]
+__all__ = ["Extent", "check_extent", "file_size", "file_version", "map_array"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,20 @@ def file_size(path: Path) -> int:
     return path.stat().st_size
 
 
+def file_version(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is replaced or written again: its size in bytes and the time of its last change in ns."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 def check_extent(path: Path, extent: Extent) -> None:
     """Check that the file is as long as its header says.
 
     Raises:
-        SourceError: It is shorter.
+        SourceError: It is shorter, or the header says something impossible.
     """
+    if min(extent.shape, default=0) < 0:
+        raise SourceError(f"{path}: expected a shape, got {list(extent.shape)}; its header is damaged: copy it again, or write it again.")
     size, needed = file_size(path), extent.offset + extent.num_bytes
     if size < needed:
         what = f"{extent.dtype.name}{list(extent.shape)}"

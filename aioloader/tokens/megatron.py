@@ -34,7 +34,7 @@ class MegatronTokens:
     """
 
     def __init__(self, path: str | Path) -> None:
-        text = str(path)
+        text = str(Path(path).absolute())
         self._prefix = text[:-4] if text.endswith((".bin", ".idx")) else text
         self._bin = Path(f"{self._prefix}.bin")
         self._idx = Path(f"{self._prefix}.idx")
@@ -100,6 +100,8 @@ class MegatronTokens:
         """Return a copy of the tokens of a document: of all its sequences, in order."""
         place = checked_index(self, index, self.num_documents)
         first, stop = map(int, self._opened_index().documents[place : place + 2])
+        if not 0 <= first <= stop <= len(self):
+            raise self._damaged(f"document {place} inside the {len(self)} sequences", f"sequences {first} to {stop}")
         pieces = [self.read(sequence) for sequence in range(first, stop)]
         return np.concatenate(pieces) if pieces else np.empty(0, self.dtype)
 
@@ -118,7 +120,10 @@ class MegatronTokens:
         # bisect, since numpy.searchsorted would copy an index that is not aligned.
         sequence = bisect_right(index.pointers, place * self.dtype.itemsize) - 1
         document = bisect_right(index.documents, sequence) - 1
-        return document, place - int(index.pointers[index.documents[document]]) // self.dtype.itemsize
+        first = int(index.documents[document]) if 0 <= document < self.num_documents else -1
+        if not 0 <= first <= sequence < len(self):
+            raise self._damaged("rising places and documents", f"document {document} for sequence {sequence}")
+        return document, place - int(index.pointers[first]) // self.dtype.itemsize
 
     def close(self) -> None:
         """Let go of the mappings; the next use maps again."""
@@ -129,11 +134,12 @@ class MegatronTokens:
         first, offset = divmod(int(index.pointers[sequence]), self.dtype.itemsize)
         length = int(index.lengths[sequence])
         if offset or first < 0 or length < 0 or first + length > self.num_tokens:
-            raise SourceError(
-                f"{self._idx}: expected sequence {sequence} inside the {self.num_tokens} tokens, got {length} from byte "
-                f"{index.pointers[sequence]} on; copy both files again, or preprocess again."
-            )
+            got = f"{length} from byte {index.pointers[sequence]} on"
+            raise self._damaged(f"sequence {sequence} inside the {self.num_tokens} tokens", got)
         return first, length
+
+    def _damaged(self, expected: str, got: str) -> SourceError:
+        return SourceError(f"{self._idx}: expected {expected}, got {got}; copy both files again, or preprocess again.")
 
     def _opened_tokens(self) -> Tokens:
         if self._tokens is None:

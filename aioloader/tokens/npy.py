@@ -6,6 +6,7 @@ Source: NumPy Enhancement Proposal 1, version 1.0 of the format.
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NoReturn
 
 import numpy as np
@@ -79,7 +80,7 @@ def read_npy_extent(path: Path) -> Extent:
             version = np.lib.format.read_magic(file)
             read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read_header(file)
-        except ValueError as error:
+        except (ValueError, SyntaxError, TokenError) as error:  # the header is a Python literal
             raise SourceError(f"{path}: expected a .npy file, got one with {error}; copy it again, or save it with numpy.save.") from error
         if dtype.hasobject:
             _refuse(path, "an array of Python objects, which is a pickle")

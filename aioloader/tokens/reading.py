@@ -9,10 +9,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from aioloader.errors import ConfigError
+from aioloader.errors import ConfigError, SourceError
 from aioloader.protocols import Json
 from aioloader.tokens.dtypes import Tokens, stored_dtype
-from aioloader.tokens.extent import Extent, check_extent, file_size, map_array
+from aioloader.tokens.extent import Extent, check_extent, file_size, file_version, map_array
 from aioloader.tokens.identity import file_identity
 from aioloader.tokens.indexing import checked_index
 from aioloader.tokens.megatron import read_bin_extent
@@ -26,8 +26,10 @@ __all__ = ["TokenFile", "TokenRows"]
 class TokenFile:
     """The tokens of a .npy, .pt or .bin file as they lie there. The header is checked at once, the values are mapped on first use.
 
+    A file that is to change is replaced, never written in place: the system ends a process that reads where a mapped file was cut off.
+
     Args:
-        path: The file.
+        path: The file; a relative one is that of the present directory, wherever it is opened.
         dtype: The type of raw tokens in a .bin file that has neither an `.idx` nor metadata beside it.
 
     Raises:
@@ -36,9 +38,10 @@ class TokenFile:
     """
 
     def __init__(self, path: str | Path, *, dtype: npt.DTypeLike | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self._given_dtype = dtype
-        self._extent = _read_extent(self.path, dtype)
+        self._extent = _read_extent(Path(path), dtype)
+        self._version = file_version(self.path)
         if self._extent.dtype.kind not in "iu":
             raise ConfigError(str(path), expected="integer tokens", got=f"values of {self._extent.dtype}", do="save token ids")
         check_extent(self.path, self._extent)
@@ -62,9 +65,16 @@ class TokenFile:
 
     @property
     def array(self) -> Tokens:
-        """Return the tokens, mapped read-only."""
+        """Return the tokens, mapped read-only.
+
+        Raises:
+            SourceError: The file is no longer the one whose header was read.
+        """
         if self._array is None:
-            self._array = map_array(self.path, self._extent)
+            array = map_array(self.path, self._extent)
+            if file_version(self.path) != self._version:
+                raise SourceError(f"{self.path}: expected the file that was opened, got one that was written since; open it again.")
+            self._array = array
         return self._array
 
     def fingerprint(self) -> dict[str, Json]:
@@ -90,7 +100,7 @@ class TokenRows:
     """
 
     def __init__(self, path: str | Path, *, seq_len: int | None = None, dtype: npt.DTypeLike | None = None) -> None:
-        self._arguments = (Path(path), seq_len, dtype)
+        self._arguments = (Path(path).absolute(), seq_len, dtype)
         self._file = TokenFile(path, dtype=dtype)
         self.seq_len = _row_length(self._file, seq_len)
         shape = self._file.shape
@@ -193,7 +203,7 @@ def _row_length(file: TokenFile, given: int | None) -> int:
     if known is not None and given not in (None, known):
         raise ConfigError(f"{file.path} (seq_len)", expected=f"{known}, the length of its rows", got=given, do="leave it out")
     length = known or given
-    if not length:
+    if type(length) is not int or length < 1:
         raise ConfigError(
             f"{file.path} (seq_len)", expected="the tokens in a row", got=repr(length), do="give seq_len, the file has no rows of its own"
         )

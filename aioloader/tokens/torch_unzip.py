@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import zipfile
+import zlib
 from pathlib import Path
-from struct import unpack
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
@@ -68,7 +69,10 @@ def read_torch_extent(path: Path) -> Extent:
     try:
         with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
             return _read(path, archive, file)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except ConfigError:
+        raise
+    # What zipfile raises where offsets, flags and methods are damaged, too.
+    except (zipfile.BadZipFile, KeyError, EOFError, OSError, ValueError, RuntimeError, struct.error, zlib.error) as error:
         raise SourceError(
             f"{path}: expected an archive of torch.save, got {type(error).__name__}: {error}; copy it again, or save it with torch>=1.6."
         ) from error
@@ -114,7 +118,7 @@ def _tensor(storage: _Storage, offset: int, shape: tuple[int, ...], strides: tup
 def _values_start(file: BinaryIO, header_offset: int) -> int:
     """Return where the content of an entry begins: the length of its local header is known only there."""
     file.seek(header_offset + 26)
-    name_length, extra_length = unpack("<HH", file.read(4))
+    name_length, extra_length = struct.unpack("<HH", file.read(4))
     return header_offset + 30 + int(name_length) + int(extra_length)
 
 

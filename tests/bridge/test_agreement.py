@@ -147,15 +147,26 @@ def test_a_rank_that_fails_is_named_on_the_others() -> None:
     assert caught.value.missing == (3,)
 
 
-def test_ranks_in_different_passes_are_told() -> None:
-    one, other = Agreement("drop", 0, pass_number=1), Agreement("drop", 0, pass_number=2)
-    for agreement in (one, other):
+def test_a_rank_whose_pass_the_others_have_left_is_told_and_they_wait_for_it() -> None:
+    left, gone, begun = (Agreement("drop", 0, pass_number=number) for number in (1, 1, 2))
+    for agreement in (left, begun):
         agreement.report(2)
-    result = minimum(one, other)
-    for agreement in (one, other):
-        agreement.learn(result)
-        with pytest.raises(SynchronizationError, match="ranks in pass 1 and in pass 2"):
-            agreement.verdict(0)
+    left.learn([min(numbers) for numbers in zip(left.contribution(), gone.departure(), strict=True)])
+    with pytest.raises(SynchronizationError, match="got some that have begun pass 2"):
+        left.verdict(0)
+    left = Agreement("drop", 0, pass_number=1)
+    left.report(2)
+    result = minimum(left, begun)
+    left.learn(result)
+    with pytest.raises(SynchronizationError, match="go on with pass 1 of this loader, got some that have begun pass 2; begin and leave"):
+        left.verdict(0)
+    begun.learn(result)
+    assert begun.verdict(0) is Verdict.UNKNOWN
+    assert begun.has_news
+    follows = Agreement("drop", 0, pass_number=2)
+    follows.report(1)
+    begun.learn(minimum(begun, follows))
+    assert begun.verdict(0) is Verdict.DELIVER
 
 
 def test_a_rank_without_any_micro_batch_cannot_make_fillers() -> None:

@@ -54,6 +54,13 @@ def test_a_step_that_others_have_begun_is_resumed_and_not_begun() -> None:
         compare([card._replace(is_resumed=0) for card in ahead], explain)
 
 
+def test_each_part_of_the_sequences_is_on_equally_many_ranks() -> None:
+    every = [card._replace(cp_size=2, cp_rank=rank % 2) for rank, card in enumerate(cards())]
+    compare(every, explain)
+    with pytest.raises(SynchronizationError, match=r"each cp_rank from 0 to 1 on equally many of 2 ranks, got cp_rank 1 on 0 and"):
+        compare([*every[:3], every[3]._replace(cp_rank=0)], explain)
+
+
 def test_epochs_have_to_be_the_same_unless_lanes_have_drifted_apart_in_a_run_that_is_resumed() -> None:
     apart = [*cards()[:3], cards()[3]._replace(epoch=1)]
     compare(apart, explain)

@@ -9,7 +9,7 @@ from aioloader import FixedBatch, Loader, PreferenceCollator, SftCollator
 from aioloader.errors import BatchError, ConfigError
 
 COLLATE = PreferenceCollator(SftCollator(pad_token_id=0))
-PAIRS = [
+PAIRS: list[dict[str, Any]] = [
     {"chosen": {"input_ids": [1, 2, 3, 4], "prompt_length": 2}, "rejected": {"input_ids": [1, 2, 5], "prompt_length": 2}},
     {"chosen": {"input_ids": [6, 7], "loss_mask": [0, 1]}, "rejected": {"input_ids": [6, 8, 9, 9, 9], "loss_mask": [0, 1, 1, 1, 1]}},
 ]

@@ -359,7 +359,7 @@ def test_the_epoch_reaches_persistent_workers() -> None:
     assert given == [0, 5, 2]
 
 
-@pytest.mark.filterwarnings("ignore:Neither dataset nor iter")
+@pytest.mark.filterwarnings("ignore:Neither dataset nor iter", "ignore:'set_vital' is deprecated")  # both are what torchdata does
 @FEW_CPUS
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("is_preprocessed", [False, True], ids=["raw", "preprocessed"])

@@ -16,6 +16,7 @@ from aioloader import FixedBatch, Loader, PretrainCollator
 from aioloader.dropin.mmap_tokens import MMapTokens
 from aioloader.dropin.packed_dataset import PackedDataset
 from aioloader.errors import ConfigError, SourceError
+from aioloader.tokens.metadata import Metadata, Part, write_metadata
 from aioloader.tokens.npy import NPY_HEADER_BYTES, npy_header
 from aioloader.tokens.torch_zip import DATA_START, TorchZipLayout
 from tests.tokens.token_cases import write_tokens
@@ -148,3 +149,28 @@ def test_is_a_source_of_a_loader_with_worker_processes(tmp_path: Path) -> None:
         batches = list(loader)
     assert torch.cat([batch["input_ids"] for batch in batches]).tolist() == ROWS.tolist()
     assert torch.cat([batch["labels"] for batch in batches])[:, 1:].tolist() == ROWS[:, 1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("eos", "pad", "expected"),
+    [
+        (0, 0, [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]),
+        (0, 9, [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+        (None, 0, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]),
+    ],
+    ids=["padding is the end of a document", "a token of its own", "documents have no end"],
+)
+def test_what_fills_rows_up_is_no_target(tmp_path: Path, eos: int | None, pad: int, expected: list[list[int]]) -> None:
+    rows = np.array([[5, 0, 6, 0, 0], [5, 0, 6, 7, 0], [4, 0, 0, 0, 0], [1, 2, 0, 9, 9]])
+    write_tokens("npy", tmp_path / "tokens.npy", rows, seq_len=5)
+    assert list(PackedDataset(tmp_path / "tokens.npy")[0]) == ["input_ids"], "nobody says what it is"
+    (tmp_path / "metadata.json").write_text('{"made_by": "another program"}')
+    assert list(PackedDataset(tmp_path / "tokens.npy")[0]) == ["input_ids"]
+    part = Part(name="tokens.npy", num_tokens=20, num_rows=4, num_documents=9, dropped_tail=0)
+    details = {"padding_id": pad, "padding_tokens": 3}
+    write_metadata(tmp_path, Metadata(format="npy", dtype="uint16", seq_len=5, parts=(part,), files={}, eos_id=eos, details=details))
+    dataset = pickle.loads(pickle.dumps(PackedDataset(tmp_path / "tokens.npy")))
+    assert [dataset[index]["loss_mask"].long().tolist() for index in range(4)] == expected
+    assert [row["loss_mask"].long().tolist() for row in dataset.__getitems__([2, 0])] == [expected[2], expected[0]]
+    labels = PretrainCollator()([dataset[index] for index in range(4)])["labels"]
+    assert (labels[:, 1:] != -100).tolist() == (np.array(expected)[:, 1:] == 1).tolist()

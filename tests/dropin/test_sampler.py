@@ -315,3 +315,13 @@ def test_a_dataloader_with_workers_resumes_after_the_batch_that_was_acknowledged
     resumed.load_state_dict(state)
     assert batches(resumed, 4) == delivered[1:]
     assert repr(resumed) == "<DistributedSampler of 24, dp 0/2, drop, stride, epoch 0>"
+
+
+def test_a_rank_without_a_sample_resumes_where_it_stood() -> None:
+    sampler = DistributedSampler(1, mesh(0, 4))
+    state = sampler.state_dict()
+    sampler.load_state_dict(state)
+    given = iter(sampler)
+    given.load_state_dict(state)  # as StatefulDataLoader does
+    assert list(given) == []
+    assert sampler.state_dict() == state

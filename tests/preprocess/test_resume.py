@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aioloader.errors import ConfigError, PreprocessError, SourceError
 from aioloader.preprocess import Event, preprocess, rows
 from aioloader.preprocess import run as run_module
 from aioloader.preprocess.progress import read_progress
@@ -173,3 +175,41 @@ def test_the_command_with_workers_is_killed_and_goes_on(lines: Path, tokenizer: 
     assert run(lines, tokenizer, tmp_path / "broken").status == "written"
     assert tokens_of(tmp_path / "broken").size
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_a_run_in_which_nothing_was_saved_gives_way_to_other_settings(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """A wrong setting is noticed at the first document; who mends it has lost nothing, and needs no --overwrite."""
+    for wrong, match in (
+        ({"text_field": "body"}, "expected text in the field 'body'"),
+        ({"format": "bin", "dtype": "uint32"}, "got uint32"),
+    ):
+        with pytest.raises((PreprocessError, ConfigError), match=match):
+            run(lines, tokenizer, tmp_path / "out", **wrong)
+    run(lines, tokenizer, tmp_path / "out")
+    run(lines, tokenizer, tmp_path / "whole")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_nothing_is_left_of_an_unfinished_run_of_another_format(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
+    assert kill_after(options([lines, lines], tokenizer, tmp_path / "out", per_input=True), NUM_BATCHES + 3)
+    assert (tmp_path / "out" / "tokens_1.npy").exists()
+    run(lines, tokenizer, tmp_path / "out", format="bin", overwrite=True)
+    assert set(digests(tmp_path / "out")) == {"metadata.json", "tokens.bin", "tokens.idx"}
+
+
+def test_a_disk_that_is_full_is_an_error_and_the_run_goes_on_later(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """K76: the error names the output, and what lies there is good for the next run."""
+    run(lines, tokenizer, tmp_path / "whole")
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            run(lines, tokenizer, tmp_path / "out")
+        except SourceError as error:
+            (tmp_path / "error").write_text(str(error))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert "out': expected room for it and leave to write it, got [Errno 27] File too large" in (tmp_path / "error").read_text()
+    run(lines, tokenizer, tmp_path / "out")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")

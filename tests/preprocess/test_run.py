@@ -231,3 +231,19 @@ def test_inputs_of_several_kinds_are_refused(lines: Path, tokenizer: Path, tmp_p
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ConfigError, match=r"all of one kind, got .jsonl, .txt"):
         run([lines, tmp_path / "a.txt"], tokenizer, tmp_path / "out")
+
+
+def test_the_output_may_lie_among_the_documents(tokenizer: Path, tmp_path: Path) -> None:
+    """A second run does not read what the first one wrote."""
+    for at, text in enumerate(TEXTS[:5]):
+        (tmp_path / f"{at}.txt").write_text(text)
+    for output in (tmp_path, tmp_path / "packed"):
+        assert run(tmp_path, tokenizer, output, seq_len=4).status == "written"
+        assert run(tmp_path, tokenizer, output, seq_len=4, verify=True).status == "reused"
+        for path in (output / "metadata.json", *output.glob("tokens.*")):
+            path.unlink()
+    assert run(tmp_path, tokenizer, tmp_path / "other", seq_len=4).num_documents == 5
+    for path in tmp_path.glob("*.txt"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="expected files to read, got nothing but the files of the output"):
+        run(tmp_path / "other", tokenizer, tmp_path / "other", seq_len=4)

@@ -143,3 +143,13 @@ def test_is_a_source_of_a_loader_with_worker_processes(tmp_path: Path) -> None:
     with loader:
         rows = [row for batch in loader for row in batch["input_ids"].tolist()]
     assert rows == np.arange(100).reshape(20, 5).tolist()
+
+
+def test_documents_that_lead_out_of_the_index_are_refused(tmp_path: Path) -> None:
+    write_index(tmp_path / "a", [3, 4], [0, 7, 2])
+    data = MegatronTokens(tmp_path / "a")
+    with pytest.raises(SourceError, match=r"a\.idx: expected document 0 inside the 2 sequences, got sequences 0 to 7; copy both files"):
+        data.document(0)
+    write_index(tmp_path / "b", [3, 4], [1, 7, 2])
+    with pytest.raises(SourceError, match=r"b\.idx: expected rising places and documents, got document -1 for sequence 0"):
+        MegatronTokens(tmp_path / "b").seek_tokens(1)

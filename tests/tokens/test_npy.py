@@ -40,7 +40,17 @@ def test_refuses_objects_and_columns(tmp_path: Path) -> None:
         read_npy_extent(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04 something else", npy_header(np.dtype("u1"), (3,))[:50]])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"PK\x03\x04 something else",
+        npy_header(np.dtype("u1"), (3,))[:50],
+        npy_header(np.dtype("u1"), (3,)).replace(b"}", b"{"),
+        npy_header(np.dtype("u1"), (3,)).replace(b"descr':", b"descr' "),
+    ],
+)
 def test_refuses_what_is_no_npy_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(SourceError, match=r"a\.npy: expected a \.npy file, got one with .*; copy it again"):

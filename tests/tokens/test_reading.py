@@ -200,3 +200,40 @@ def test_processes_share_the_pages(tmp_path: Path) -> None:
     shared_kb, own_kb, has_torch = done.stdout.split()
     assert int(shared_kb) > 0.9 * 4096
     assert (own_kb, has_torch) == ("0", "False")
+
+
+@pytest.mark.parametrize("format", ["npy", "pt", "bin"])
+def test_a_relative_path_is_that_of_the_directory_it_was_given_in(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows(tmp_path, format)
+    monkeypatch.chdir(tmp_path)
+    rows = TokenRows(path.name)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for one in (rows, pickle.loads(pickle.dumps(rows))):
+        assert one[3].tolist() == ROWS[3].tolist()
+        assert one.fingerprint() == TokenRows(path).fingerprint()
+
+
+def test_a_file_that_is_replaced_before_it_is_read_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "npy", has_metadata=False)
+    late, early = TokenRows(path), TokenRows(path)
+    assert early[0].tolist() == ROWS[0].tolist()
+    write_tokens("npy", tmp_path / "new.npy", np.arange(100, 190), seq_len=10)
+    (tmp_path / "new.npy").replace(path)
+    with pytest.raises(SourceError, match=r"tokens\.npy: expected the file that was opened, got one that was written since; open it again"):
+        late[0]
+    assert early[0].tolist() == ROWS[0].tolist(), "what is mapped stays"
+
+
+def test_what_a_header_cannot_mean_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, "npy", has_metadata=False)
+    path.write_bytes(path.read_bytes().replace(b"(12, 5)", b"(-2, 5)"))
+    with pytest.raises(SourceError, match=r"expected a shape, got \[-2, 5\]"):
+        TokenRows(path)
+    with pytest.raises(ConfigError, match=r"raw\.bin \(dtype\): expected an integer dtype, got 'words'"):
+        TokenFile(write_raw(tmp_path), dtype="words")
+
+
+def write_raw(directory: Path) -> Path:
+    (directory / "raw.bin").write_bytes(bytes(8))
+    return directory / "raw.bin"

@@ -94,6 +94,25 @@ def accumulation(rank: int) -> Any:
     return found
 
 
+def drift(rank: int) -> Any:
+    """Train 50 steps with gradients in float32 on the wire and 50 with bfloat16, and return the losses of this rank."""
+    found = {}
+    for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
+        model = network()
+        synchronizer = GradientSynchronizer(model, comm_dtype=dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+        losses = []
+        for step in range(50):
+            loss = network_loss(model, 2 * (step % 10) + rank)
+            loss.backward()  # type: ignore[no-untyped-call]
+            synchronizer.sync_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        found[name] = {"losses": losses, "num_bytes": synchronizer.num_bytes}
+    return found
+
+
 def last_micro_batch_only(rank: int) -> Any:
     model = Weights(p=1)
     synchronizer, calls, seen = GradientSynchronizer(model), counted_collectives(), []
@@ -181,7 +200,7 @@ def same_start(rank: int) -> Any:
 
 TWO_RANKS: dict[str, Callable[[int], Any]] = {
     case.__name__: case
-    for case in (accumulation, uneven_use, no_gradient_at_all, clip, tied_and_frozen, refusals, same_start, last_micro_batch_only)
+    for case in (accumulation, drift, uneven_use, no_gradient_at_all, clip, tied_and_frozen, refusals, same_start, last_micro_batch_only)
 }
 
 

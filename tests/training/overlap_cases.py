@@ -161,12 +161,13 @@ class Refuses(torch.autograd.Function):
         raise ZeroDivisionError("in backward")
 
 
-def error_in_backward(rank: int, end: str) -> Any:
-    """In the second step backward of rank 1 fails half way; the third is a good one."""
+def error_in_backward(rank: int, end: str, *, is_first: bool = False) -> Any:
+    """Backward of rank 1 fails half way, in a step that sends from hooks or, as the first does, at its end; the next is a good one."""
     model = Weights(first=1, last=1)
     first, last = model.get_parameter("first"), model.get_parameter("last")
     synchronizer = GradientSynchronizer(model, bucket_bytes=4)
-    synchronizer.broadcast_model()
+    if not is_first:
+        synchronizer.broadcast_model()
     middle = Refuses.apply(first * 1.0) if rank == 1 else first  # type: ignore[no-untyped-call]
     ending = synchronizer.sync_gradients
     try:
@@ -187,6 +188,24 @@ def failed_and_synchronized(rank: int) -> Any:
 
 def failed_and_discarded(rank: int) -> Any:
     return error_in_backward(rank, "discard_gradients")
+
+
+def failed_at_first(rank: int) -> Any:
+    return error_in_backward(rank, "sync_gradients", is_first=True)
+
+
+def generator_step(rank: int) -> Any:
+    """A backward for another model passes through this one, which is frozen for that long, and then one of its own."""
+    model = Weights(p=1)
+    synchronizer = GradientSynchronizer(model)
+    synchronizer.broadcast_model()
+    other = torch.ones(1, requires_grad=True)
+    model.requires_grad_(False)
+    backward(((model.get_parameter("p") + 5) * other).sum())
+    model.requires_grad_(True)
+    backward((model.get_parameter("p") * (rank + 1)).sum())
+    synchronizer.sync_gradients()
+    return gradients(model)
 
 
 def discarded_by_all(rank: int) -> Any:
@@ -306,8 +325,8 @@ CASES: dict[str, Callable[[int], Any]] = {
     case.__name__: case
     for case in (
         sent_by_backward, several_backwards, late_on_one_rank, other_collectives_between, only_under_no_sync, tied_in_checkpoints,
-        compiled, failed_and_synchronized, failed_and_discarded, discarded_by_all, sparse_on_one_rank, channels_last, taken_over,
-        not_synchronized, wide_sums, bytes_of, refused_models,
+        compiled, failed_and_synchronized, failed_and_discarded, failed_at_first, generator_step,
+        discarded_by_all, sparse_on_one_rank, channels_last, taken_over, not_synchronized, wide_sums, bytes_of, refused_models,
     )
 }  # fmt: skip
 

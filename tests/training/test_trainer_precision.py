@@ -79,7 +79,7 @@ def test_a_checkpoint_without_masters_is_refused(tmp_path: Path) -> None:
     model = TinyModel().bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     Trainer(model, FakeLoader(language_batches(4), 1), optimizer, max_steps=1, checkpoint_dir=tmp_path).train()
-    with pytest.raises(ResumeError, match=r"precision: expected 'a state' \(this loader\), got 'no state' \(the state\)"):
+    with pytest.raises(ResumeError, match=r"precision: expected 'MixedPrecisionManager' \(this loader\), got 'none' \(the state\)"):
         Setup(checkpoint_dir=tmp_path).trainer.train()
 
 

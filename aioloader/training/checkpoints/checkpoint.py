@@ -81,7 +81,7 @@ def save_checkpoint(
         timeout_s: How long to wait for the other ranks.
 
     Raises:
-        ConfigError: `keep` or `step` is out of range, a state cannot be saved without pickle, or the directory is not shared.
+        ConfigError: `keep` or `step` is out of range, a state cannot be saved without pickle, or the directory is not shared or full.
         SynchronizationError: Another rank failed or is missing. The checkpoint does not exist then.
     """
     _check_numbers(step, keep)

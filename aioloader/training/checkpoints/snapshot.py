@@ -92,9 +92,14 @@ class TrainingParts:
         # The precision manager first: it compares what only it knows, before anything is changed.
         return {"precision": self.precision, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
+    def _classes(self) -> dict[str, str]:
+        """Return whose states they are: torch's optimizers and schedulers take those of others without a word."""
+        return {name: type(part).__name__ for name, part in self._optional().items() if part is not None}
+
     def _take_apart(self) -> tuple[dict[str, Tensor], Json]:
         states: dict[str, Any] = {"model": self.model.state_dict()}
         states |= {name: part and part.state_dict() for name, part in self._optional().items()}
+        states["classes"] = self._classes()
         tensors: dict[str, Tensor] = {}
         trees: dict[str, Json] = {}
         for name, state in states.items():
@@ -111,8 +116,8 @@ class TrainingParts:
             for name in names
             if saved.get(name) != present.get(name)
         ]
-        for name, part in self._optional().items():
-            saved_one, present_one = ("no state" if one is None else "a state" for one in (state.get(name), part))
+        for name in self._optional():
+            saved_one, present_one = state["classes"].get(name, "none"), self._classes().get(name, "none")
             if saved_one != present_one:
                 differences.append((name, saved_one, present_one))
         if self.optimizer is not None and state["optimizer"] is not None:

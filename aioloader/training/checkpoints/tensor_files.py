@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from aioloader.errors import ConfigError
+
 __all__ = ["read_tensors", "write_tensors"]
 
 
@@ -21,14 +24,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Goes through the parts of torch.distributed.checkpoint and not through its `save`, which warns where there is no process group: a
     warning can only be silenced for all threads of the process, and this runs beside a training step.
+
+    Raises:
+        ConfigError: The file system does not take them.
     """
     planner, writer = DefaultSavePlanner(), FileSystemWriter(path)
     planner.set_up_planner(dict(tensors), storage_meta=writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
     (plan,) = writer.prepare_global_plan(plans)
-    results = writer.write_data(planner.finish_plan(plan), planner)
-    results.wait()
+    try:
+        results = writer.write_data(planner.finish_plan(plan), planner)
+        results.wait()
+    except RuntimeError as error:  # of torch's file writer, which says at most what it has not written
+        free = f"{shutil.disk_usage(path).free / 2**20:.0f} MiB are free"
+        raise ConfigError(
+            f"checkpoint in {path}", expected="room for its tensors", got=f"{error} ({free})", do="free space there"
+        ) from error
     writer.finish(metadata, [results.value()])
 
 

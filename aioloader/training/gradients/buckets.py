@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Bucket", "FlatGradients", "plan_buckets"]
+__all__ = ["Bucket", "FlatGradients", "make_buckets", "plan_buckets"]
 
 
 def plan_buckets(sizes: Sequence[tuple[Hashable, int]], max_bytes: int) -> list[list[int]]:
@@ -84,6 +84,16 @@ class Bucket:
         parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
         strides = [torch.empty_like(parameter, device="meta").stride() for parameter in self.parameters]
         return [part.as_strided(parameter.shape, stride) for part, parameter, stride in zip(parts, self.parameters, strides, strict=True)]
+
+
+def make_buckets(
+    named: Sequence[tuple[str, Parameter]], max_bytes: int, *, accumulate_dtype: torch.dtype | None, comm_dtype: torch.dtype | None
+) -> list[Bucket]:
+    """Return the buckets of a model, in the order in which they are sent; see `plan_buckets` and `Bucket`."""
+    wires = [comm_dtype or accumulate_dtype or parameter.dtype for _, parameter in named]
+    kinds = [(parameter.dtype, parameter.device) for _, parameter in named]
+    sizes = [(kind, p.numel() * wire.itemsize) for kind, wire, (_, p) in zip(kinds, wires, named, strict=True)]
+    return [Bucket(indexes, named, accumulate_dtype=accumulate_dtype, comm_dtype=comm_dtype) for indexes in plan_buckets(sizes, max_bytes)]
 
 
 class FlatGradients:

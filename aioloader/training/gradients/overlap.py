@@ -93,10 +93,12 @@ class Outbox:
             self.is_settled = False
             number, place = self._places[index]
             sends = self.group is not None and not self.is_accumulating
-            if self.lost is not None or not (sends or self.buckets[number].widens):
+            widens = self.buckets[number].widens
+            if self.lost is not None or (self.is_accumulating and not widens):
                 return
             self._watch_backward()
-            self._take(number, place)
+            if sends or widens:
+                self._take(number, place)
             if sends:
                 self._awaited[number].discard(index)
                 while len(self._sent) < len(self.buckets) and not self._awaited[len(self._sent)]:

@@ -12,26 +12,26 @@ optimizer.zero_grad()
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.utils.hooks import RemovableHandle
 
 from aioloader.errors import ConfigError, SynchronizationError
 from aioloader.order.mesh import Mesh
 from aioloader.training.gradients.accumulation import LongSumWarning, check_accumulate_dtype
-from aioloader.training.gradients.buckets import Bucket, plan_buckets
+from aioloader.training.gradients.buckets import make_buckets
 from aioloader.training.gradients.ending import Verdict, end_step, end_step_alone
 from aioloader.training.gradients.model_checks import check_model
 from aioloader.training.gradients.overlap import Outbox, attach
+from aioloader.training.gradients.ownership import release, take_over
 from aioloader.training.gradients.sync_stats import SyncStats
+from aioloader.training.groups.broadcast import broadcast_tensors
 from aioloader.training.groups.dp_group import DEFAULT_TIMEOUT_S, DataParallelGroup
 
 __all__ = ["GradientSynchronizer"]
@@ -40,9 +40,6 @@ DEFAULT_BUCKET_BYTES = 25 * 2**20
 """The bucket size of torch's DistributedDataParallel: large enough to hide latency, small enough to overlap."""
 
 _MANY_LATE_ROUNDS = 10
-
-_synchronizers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[GradientSynchronizer]] = weakref.WeakKeyDictionary()
-"""Who is attached to a model: two would take each other's gradients."""
 
 
 class GradientSynchronizer:
@@ -58,8 +55,11 @@ class GradientSynchronizer:
     buckets twice.
 
     A step whose last backward has begun must be ended on *every* rank, by `sync_gradients` or by `discard_gradients`: what was sent
-    counts, whatever `zero_grad` does meanwhile. Collectives go through a process group of the synchronizer's own, so a training
-    loop may use others in between.
+    counts, whatever `zero_grad` does meanwhile. That holds for a backward on behalf of another model too, as of a GAN's generator through
+    its discriminator: freeze this model for that long, or run it in `no_sync()` and drop the gradients.
+
+    Collectives go through a process group of the synchronizer's own, so a training loop may use others in between. It is made by the
+    first `broadcast_model` or `sync_gradients`, which all ranks of the job have to call, not only those of this group.
 
     Ranks of one context-parallel group hold parts of the same sequences, and their gradients belong together: the average is over
     `dp_size * cp_size` ranks. A loss that is the mean over a rank's own part gives the mean over all parts of equal size; a loss that is
@@ -100,20 +100,20 @@ class GradientSynchronizer:
         check_model(model)
         self._model = model
         self._named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        _check_options(bucket_bytes, comm_dtype)
+        _check_options(bucket_bytes, comm_dtype, self._named)
         check_accumulate_dtype(accumulate_dtype, self._named)
         self._dp = DataParallelGroup.resolve(mesh, group, timeout_s, across_cp=True)
-        buckets = _make_buckets(self._named, bucket_bytes, comm_dtype, accumulate_dtype)
+        buckets = make_buckets(self._named, bucket_bytes, accumulate_dtype=accumulate_dtype, comm_dtype=comm_dtype)
         averages = bool(buckets) and all(self._dp.averages(bucket.device) for bucket in buckets)
         self._outbox = Outbox(self._named, buckets, 1 if averages else 1 / self._dp.size, alone=self._dp.size == 1)
         self._long_sum = LongSumWarning([p for bucket in buckets if not bucket.widens for p in bucket.parameters])
         self._is_synchronized = False
         self._num_late_buckets = self._num_late_rounds = 0
         self.num_rounds = 0
-        _take_over(model, self)
+        take_over(model, self)
         self._has_hooks = self._dp.size > 1 or any(bucket.widens for bucket in buckets)
         handles = attach(self._outbox, [parameter for _, parameter in self._named]) if self._has_hooks else []
-        self._release = weakref.finalize(self, _release, [*self._long_sum.handles, *handles], self._outbox)
+        self._release = weakref.finalize(self, release, [*self._long_sum.handles, *handles], self._outbox)
         self._release.atexit = False
 
     def __repr__(self) -> str:
@@ -220,17 +220,9 @@ class GradientSynchronizer:
         Raises:
             SynchronizationError: A rank is missing or has another model.
         """
-        if self._dp.size == 1:
-            return
-        self._prepare("broadcast_model")
-        source = 0 if self._dp.group is None else dist.get_global_rank(self._dp.group, 0)
-        with torch.no_grad():
-            for tensor in (*self._model.parameters(), *self._model.buffers()):
-                try:
-                    dist.broadcast(tensor.detach(), src=source, group=self._dp.group)
-                except RuntimeError as error:
-                    message = f"on dp_rank {self._dp.rank}: expected the tensors of dp_rank 0, got {error}; see the log of the other ranks"
-                    raise SynchronizationError("broadcast_model", message) from error
+        if self._dp.size > 1:
+            group = self._prepare("broadcast_model")
+            broadcast_tensors(group, [*self._model.named_parameters(), *self._model.named_buffers()], "broadcast_model")
 
     def close(self) -> None:
         """Detach from the model. What is under way is left to the process group."""
@@ -249,7 +241,12 @@ class GradientSynchronizer:
         self._is_synchronized = verdict is Verdict.GOOD
 
     def _end_on_all_ranks(self, operation: str, verdict: Verdict) -> None:
-        num_late = end_step(self._outbox, self._prepare(operation), operation, verdict)
+        try:
+            group = self._prepare(operation)
+        except SynchronizationError:
+            self._outbox.drop()
+            raise
+        num_late = end_step(self._outbox, group, operation, verdict)
         self.num_rounds += 1
         self._num_late_buckets += num_late
         self._num_late_rounds += num_late > 0
@@ -281,10 +278,7 @@ class GradientSynchronizer:
         if self._outbox.group is not None:
             return self._outbox.group
         layout = [(name, str(p.dtype), tuple(p.shape)) for name, p in self._named], [b.describe() for b in self._outbox.buckets]
-        # 48 bits of the hash are exact in float64; the largest of x and of -x over all ranks cancel only if all are equal.
-        digest = float(int.from_bytes(hashlib.blake2b(repr(layout).encode(), digest_size=6).digest()))
-        high, low = self._dp.reduce_numbers([digest, -digest], f"{operation}, comparison of models", op=dist.ReduceOp.MAX)
-        if high != -low:
+        if not self._dp.agrees(repr(layout), f"{operation}, comparison of models"):
             message = (
                 f"on dp_rank {self._dp.rank}: expected the same trainable parameters and buckets on all {self._dp.size} ranks, got "
                 f"{len(self._named)} parameters here and others elsewhere; build the same model on every rank"
@@ -298,37 +292,14 @@ class GradientSynchronizer:
             raise ConfigError(where, expected="synchronized gradients", got="an open accumulation window", do="call sync_gradients() first")
 
 
-def _make_buckets(
-    named: Sequence[tuple[str, Parameter]], bucket_bytes: int, comm_dtype: torch.dtype | None, accumulate_dtype: torch.dtype | None
-) -> list[Bucket]:
-    wires = [comm_dtype or accumulate_dtype or parameter.dtype for _, parameter in named]
-    kinds = [(parameter.dtype, parameter.device) for _, parameter in named]
-    sizes = [(kind, p.numel() * wire.itemsize) for kind, wire, (_, p) in zip(kinds, wires, named, strict=True)]
-    return [
-        Bucket(indexes, named, accumulate_dtype=accumulate_dtype, comm_dtype=comm_dtype) for indexes in plan_buckets(sizes, bucket_bytes)
-    ]
-
-
-def _take_over(model: nn.Module, synchronizer: GradientSynchronizer) -> None:
-    former = _synchronizers.get(model)
-    earlier = former() if former is not None else None
-    if earlier is not None:
-        earlier.close()
-    _synchronizers[model] = weakref.ref(synchronizer)
-
-
-def _release(handles: Sequence[RemovableHandle], outbox: Outbox) -> None:
-    """Remove the hooks and give the group back, unless something still waits for a rank in it: then it ends with the process group."""
-    for handle in handles:
-        handle.remove()
-    group = None if outbox.group is None else outbox.group.group
-    if group is not None and dist.is_initialized() and outbox.is_idle and "nccl" not in dist.get_backend_config(group):
-        with suppress(RuntimeError, ValueError, AssertionError):  # whoever destroys the default group destroys this too
-            dist.destroy_process_group(group)
-
-
-def _check_options(bucket_bytes: int, comm_dtype: torch.dtype | None) -> None:
+def _check_options(bucket_bytes: int, comm_dtype: torch.dtype | None, named: Sequence[tuple[str, Parameter]]) -> None:
     if bucket_bytes < 1:
         raise ConfigError("bucket_bytes", expected="1 or more", got=bucket_bytes, do="leave it out for 25 MiB")
-    if comm_dtype is not None and not comm_dtype.is_floating_point:
+    if comm_dtype is None:
+        return
+    if not comm_dtype.is_floating_point:
         raise ConfigError("comm_dtype", expected="a floating-point dtype", got=comm_dtype, do="give torch.bfloat16 or leave it out")
+    for name, parameter in named:
+        if parameter.is_complex():
+            got, do = f"{parameter.dtype} for {name}", "leave it out: the imaginary part would be lost"
+            raise ConfigError("comm_dtype", expected="parameters of real numbers", got=got, do=do)

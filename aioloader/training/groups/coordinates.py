@@ -91,10 +91,14 @@ def exchange(topic: str, value: Json, timeout_s: float) -> list[Json]:
     """
     store: Any = dist.distributed_c10d._get_default_store()
     name, size, rank = f"aioloader/{topic}/{next(_numbers)}", dist.get_world_size(), dist.get_rank()
-    store.set(f"{name}/{rank}", json.dumps(value))
-    missing, ends_s, pause_s = list(range(size)), time.monotonic() + timeout_s, 0.001
-    while missing := [other for other in missing if not store.check([f"{name}/{other}"])]:
+    keys, all_here = [f"{name}/{other}" for other in range(size)], f"{name}/all"
+    store.set(keys[rank], json.dumps(value))
+    if store.add(f"{name}/count", 1) == size:
+        store.set(all_here, "yes")
+    ends_s, pause_s = time.monotonic() + timeout_s, 0.001
+    while not store.check([all_here]):  # one question a time, however many ranks: all of them ask one store
         if time.monotonic() > ends_s:
+            missing = [other for other, key in enumerate(keys) if not store.check([key])]
             message = (
                 f"on rank {rank}: expected the {topic} of all {size} ranks, got none from rank {', '.join(map(str, missing))} "
                 f"within {timeout_s:g} s; look there for why it has not come"
@@ -102,7 +106,7 @@ def exchange(topic: str, value: Json, timeout_s: float) -> list[Json]:
             raise SynchronizationError("exchange", message, missing=missing)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
-    return [json.loads(store.get(f"{name}/{other}")) for other in range(size)]
+    return [json.loads(text) for text in store.multi_get(keys)]
 
 
 def _check_sizes(meshes: Sequence[Mesh]) -> None:

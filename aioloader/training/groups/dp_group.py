@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -134,12 +135,20 @@ class DataParallelGroup:
         try:
             work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
         except RuntimeError as error:
-            message = failed_collective(self.rank, self.size, "a lost connection", error)
-            raise SynchronizationError(operation, message) from error
-        assert work is not None, "an asynchronous all-reduce on a member of the group returns its work"
-        roll_call = RollCall(self._members, self.rank)
-        on_host = tensor.device.type == "cpu"
-        return Pending(work, operation=operation, roll_call=roll_call, rank=self.rank, size=self.size, on_host=on_host)
+            raise self._lost_connection(operation, error) from error
+        return self._pending(work, tensor, operation)
+
+    def start_broadcast(self, tensor: Tensor, operation: str) -> Pending:
+        """Start to overwrite `tensor`, which is contiguous, with that of rank 0; it must not be touched before `wait`.
+
+        Raises:
+            SynchronizationError: The connection to another rank is gone.
+        """
+        try:
+            work = dist.broadcast(tensor, group=self.group, group_src=0, async_op=True)
+        except RuntimeError as error:
+            raise self._lost_connection(operation, error) from error
+        return self._pending(work, tensor, operation)
 
     def reduce_numbers(
         self, numbers: Sequence[float] | Tensor, operation: str, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
@@ -154,6 +163,17 @@ class DataParallelGroup:
             self.start(tensor, operation, op=op).wait(self.timeout_s)
         values: list[float] = tensor.tolist()
         return values
+
+    def agrees(self, text: str, operation: str) -> bool:
+        """Return, on every rank, whether all of them gave the same text.
+
+        Raises:
+            SynchronizationError: See `Pending.wait`.
+        """
+        # 48 bits of the hash are exact in float64; the largest of x and of -x over all ranks cancel only if all are equal.
+        digest = float(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()))
+        high, low = self.reduce_numbers([digest, -digest], operation, op=dist.ReduceOp.MAX)
+        return high == -low
 
     @contextmanager
     def together(self, operation: str) -> Iterator[None]:
@@ -179,6 +199,15 @@ class DataParallelGroup:
     def _members(self) -> list[int]:
         ranks: list[int] = dist.get_process_group_ranks(self.group or dist.group.WORLD)
         return ranks
+
+    def _pending(self, work: dist.Work | None, tensor: Tensor, operation: str) -> Pending:
+        assert work is not None, "an asynchronous collective on a member of the group returns its work"
+        roll_call = RollCall(self._members, self.rank)
+        on_host = tensor.device.type == "cpu"
+        return Pending(work, operation=operation, roll_call=roll_call, rank=self.rank, size=self.size, on_host=on_host)
+
+    def _lost_connection(self, operation: str, error: RuntimeError) -> SynchronizationError:
+        return SynchronizationError(operation, failed_collective(self.rank, self.size, "a lost connection", error))
 
     def _failed_ranks(self, operation: str, *, failed_here: bool) -> list[int]:
         flags = [0.0] * self.size

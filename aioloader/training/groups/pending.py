@@ -58,6 +58,8 @@ class Pending:
         try:
             while not attendance.missing and time.monotonic() < ends_s:
                 if self._wait_once(min(_LOOK_EVERY_S, max(roll_call_s, time.monotonic()) - time.monotonic())):
+                    if until_s:
+                        self._roll_call.close()  # left open, it would cut short every later wait
                     return
                 if time.monotonic() >= roll_call_s or self._roll_call.is_open:
                     until_s = min(ends_s, time.monotonic() + RollCall.grace_s(timeout_s))

@@ -25,8 +25,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from aioloader.errors import ConfigError, SynchronizationError
+from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
+from aioloader.training.groups.broadcast import broadcast_tensors
+from aioloader.training.groups.dp_group import DataParallelGroup
 from aioloader.training.precision.chain import TransformChain
 from aioloader.training.precision.loss_scaling import DynamicLossScale, make_loss_scaler
 from aioloader.training.precision.masters import KeepFloat32, MasterParameters
@@ -215,15 +217,9 @@ class MixedPrecisionManager:
         `GradientSynchronizer.broadcast_model` does the rest: frozen parameters and buffers.
 
         Raises:
-            SynchronizationError: A rank is missing.
+            SynchronizationError: A rank is missing or has another model.
         """
-        source = 0 if group is None else dist.get_global_rank(group, 0)
-        for name, master in self._masters.named_masters():
-            try:
-                dist.broadcast(master.detach(), src=source, group=group)
-            except RuntimeError as error:
-                message = f"{name}: expected the master of rank {source}, got {error}; see the log of the other ranks"
-                raise SynchronizationError("broadcast_masters", message) from error
+        broadcast_tensors(DataParallelGroup.resolve(None, group), self._masters.named_masters(), "broadcast_masters")
         self._masters.copy_to_compute()
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,6 +235,7 @@ class MixedPrecisionManager:
             "optimizer_class": type(self.optimizer).__name__,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scheduler_class": type(self.scheduler).__name__,
             **self._chain.state_dict(),
             "num_steps": self.num_steps,
             "num_skipped": self.num_skipped,

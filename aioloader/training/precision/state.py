@@ -1,7 +1,8 @@
 """What a mixed-precision run saves, and how a state is compared with the run that is to take it over.
 
     {"format": 1, "compute_dtype": "bfloat16", "masters": {name: float32 tensor}, "optimizer": ..., "optimizer_class": "AdamW",
-     "scheduler": ... or None, "loss_scale": {"rule": ..., ...} or None, "transforms": [{"name": ..., "counters": {...}}], ...}
+     "scheduler": ... or None, "scheduler_class": "LambdaLR", "loss_scale": {"rule": ..., ...} or None,
+     "transforms": [{"name": ..., "counters": {...}}], ...}
 
 Plain tensors and JSON-like values only. The narrow parameters are not in it: they are made of the masters.
 """
@@ -62,7 +63,7 @@ def _describe(state: Mapping[str, Any]) -> dict[str, object]:
         **{f"master {name}": f"{dtype_name(master.dtype)}{list(master.shape)}" for name, master in masters.items()},
         "optimizer": state["optimizer_class"],
         "parameters in each group": [len(group["params"]) for group in state["optimizer"]["param_groups"]],
-        "scheduler": "none" if state["scheduler"] is None else "one",
+        "scheduler": "none" if state["scheduler"] is None else state["scheduler_class"],
         "loss_scale": "none" if loss_scale is None else loss_scale["rule"],
         "transforms": [transform["name"] for transform in state["transforms"]],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -165,9 +166,32 @@ def test_every_difference_is_listed_and_nothing_is_changed(tmp_path: Path) -> No
     assert differences["model, 1.weight"] == ("float32[4]", "float32[4, 3]")
     assert differences["model, 1.running_mean"] == ("float32[4]", "nothing")
     assert differences["optimizer, parameters in each group"] == ([7], [1, 1, 1, 1])
-    assert differences["scheduler"] == ("no state", "a state")
+    assert differences["scheduler"] == ("none", "CosineAnnealingLR")
     assert "model, 0.weight" not in differences
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_the_state_of_another_optimizer_or_scheduler_is_refused(tmp_path: Path) -> None:
+    model = build(1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    path = save_checkpoint(tmp_path, 1, model, adam, CosineAnnealingLR(adam, T_max=3))
+    other = torch.optim.AdamW(model.parameters(), lr=0.2)
+    with pytest.raises(ResumeError, match=r"optimizer: expected 'AdamW' .*, got 'Adam'.*\n.*expected 'MultiStepLR' .*, got 'Cosine"):
+        load_checkpoint(path, model, other, MultiStepLR(other, [1]))
+    assert other.param_groups[0]["lr"] == 0.2
+
+
+def test_a_full_disk_is_told_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+    model = nn.Linear(500, 500)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"checkpoint in .*: expected room for its tensors, got .* MiB are free\); free space there"):
+            save_checkpoint(tmp_path, 1, model, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert latest_checkpoint(tmp_path) is None
+    assert save_checkpoint(tmp_path, 1, model, None) == latest_checkpoint(tmp_path)
 
 
 def test_another_dtype_is_a_difference(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_a_compiled_model_is_synchronized_alike(ranks: list[dict[str, Any]]) -> 
             "got one that ended in an error; call discard_gradients()",
         ),
         ("failed_and_discarded", "got dp_rank 1 discarding its step", ""),
+        ("failed_at_first", "got an error in the gradients of dp_rank 1", "got one that ended in an error; call discard_gradients()"),
     ],
 )
 def test_an_error_in_backward_ends_the_step_on_all_ranks(ranks: list[dict[str, Any]], case: str, there: str, here: str) -> None:
@@ -107,6 +108,10 @@ def test_an_error_in_backward_ends_the_step_on_all_ranks(ranks: list[dict[str, A
     for found in (first, second):
         assert found["dropped"] == {"first": None, "last": None}
         assert found["gradients"] == {"first": [2.0], "last": [0.5]}  # the next step is not touched by it
+
+
+def test_a_model_that_is_frozen_while_another_learns_through_it_gets_its_own_gradients_only(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["generator_step"] for rank in ranks] == 2 * [{"p": [1.5]}]
 
 
 def test_discarded_gradients_leave_nothing_behind(ranks: list[dict[str, Any]]) -> None:

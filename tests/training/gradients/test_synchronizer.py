@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
@@ -58,6 +59,15 @@ def test_bfloat16_on_the_wire_halves_the_bytes(results: dict[str, Any], ranks: l
     assert 2 * narrow["num_bytes"] == wide["num_bytes"]
     assert narrow["gradients"] == ranks[1]["accumulation"]["bf16"]["gradients"]
     assert 0 < difference(narrow["gradients"], wide["gradients"], scale=1.0) < 2**-6
+
+
+def test_losses_hardly_drift_with_bfloat16_on_the_wire(ranks: list[dict[str, Any]]) -> None:
+    """C061: 50 steps with half of the bytes."""
+    wide, narrow = (torch.tensor([rank["drift"][name]["losses"] for rank in ranks]).mean(0) for name in ("float32", "bfloat16"))
+    assert wide[-10:].mean() < 0.9 * wide[:10].mean(), "it trains"
+    drift = (wide - narrow).abs() / wide
+    assert 0 < drift.max() < 1e-3
+    assert ranks[0]["drift"]["float32"]["num_bytes"] == 2 * ranks[0]["drift"]["bfloat16"]["num_bytes"]
 
 
 def test_only_the_last_micro_batch_communicates(ranks: list[dict[str, Any]]) -> None:
@@ -145,6 +155,12 @@ def test_alone_nothing_is_communicated() -> None:
     assert all(other is not None and torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert (synchronizer.num_rounds, synchronizer.num_bytes) == (0, 0)
     assert synchronizer.clip_grad_norm() == pytest.approx(float(torch.cat([grad.flatten() for grad in before]).norm()))
+
+
+def test_complex_gradients_do_not_travel_as_real_ones() -> None:
+    model = nn.ParameterDict({"p": nn.Parameter(torch.ones(2, dtype=torch.complex64))})
+    with pytest.raises(ConfigError, match=r"comm_dtype: expected parameters of real numbers, got torch\.complex64 for p; leave it"):
+        GradientSynchronizer(model, Mesh(), comm_dtype=torch.bfloat16)
 
 
 def test_repr_shows_live_counts() -> None:

@@ -370,7 +370,7 @@ def wider() -> nn.Module:
         (lambda: MixedPrecisionManager(network(), sgd), r"\n  compute_dtype: expected 'bfloat16', got 'float16'"),
         (lambda: MixedPrecisionManager(wider(), sgd), r"\n  master 0.weight: expected 'float32\[17, 6\]', got 'float32\[16, 6\]'"),
         (lambda: MixedPrecisionManager(network(), fused_adamw(lr=1.0)), r"\n  optimizer: expected 'AdamW', got 'SGD'"),
-        (lambda: MixedPrecisionManager(network(), sgd, scheduler=warm_up), r"\n  scheduler: expected 'one', got 'none'"),
+        (lambda: MixedPrecisionManager(network(), sgd, scheduler=warm_up), r"\n  scheduler: expected 'LambdaLR', got 'none'"),
         (lambda: MixedPrecisionManager(network(), sgd, loss_scale=8.0), r"\n  loss_scale: expected 'fixed at 8', got \"{'initial': 65536"),
         (
             lambda: MixedPrecisionManager(network(), sgd, transforms=(grow,)),
