@@ -220,6 +220,7 @@ class BatchIterator:
             self._is_waiting = False
 
     def _finish(self, end: Ended) -> None:
+        end.__traceback__ = None  # its frames hold the loader and the trainer's loop, which would wait for the garbage collector
         if self._over is None:
             self._over = end
             self._end_state = end.state

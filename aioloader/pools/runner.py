@@ -126,6 +126,15 @@ def _rows(columns: Mapping[str, Sequence[Any]] | None) -> Iterator[dict[str, Any
     """Cut a dict of columns into samples; nothing, no column or empty columns mean that the record is filtered."""
     if not columns:
         return
+    if not isinstance(columns, Mapping):
+        got = type(columns).__name__
+        raise TypeError(f"preprocess(batched=True): expected a dict of columns, got {got}; return one list per field.")
+    for name, column in columns.items():
+        if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+            raise TypeError(
+                f"preprocess(batched=True): expected columns with one value per sample, got a {type(column).__name__} in {name!r}; "
+                "put the values of the samples in a list."
+            )
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())

@@ -105,7 +105,13 @@ class _Run:
             found = Progress(config=self._plan.config)
             self._save(found)  # before any data: what lies in the directory from now on is ours
         else:
-            refuse_differences(f"unfinished output {str(self._directory.path)!r}", found.config, self._plan.config)
+            where = f"unfinished output {str(self._directory.path)!r}"
+            refuse_differences(where, found.config, self._plan.config)
+            if num_failed := _num_failed(self._plan, found):
+                got = f"one without {num_failed} that failed"
+                raise ConfigError(
+                    where, expected="a run with all documents", got=got, do="use --on-error skip, or --overwrite to start anew"
+                )
             if found.done or found.state is not None:
                 self._notify(Event(kind="resumed"))
         return found
@@ -273,7 +279,14 @@ def _is_same(plan: PreprocessPlan, directory: OutputDirectory) -> bool:
         found = read_progress(directory.progress)
     except (ConfigError, SourceError):
         return False
-    return found is not None and found.config == plan.config
+    return found is not None and found.config == plan.config and not _num_failed(plan, found)
+
+
+def _num_failed(plan: PreprocessPlan, found: Progress) -> int:
+    """Return how many documents an unfinished run has left out, where none may be."""
+    state: Any = found.state
+    here = [] if state is None else state["lanes"]["0"]["quarantined"]
+    return sum(len(part.failed) for part in found.done) + len(here) if plan.options.on_error == "raise" else 0
 
 
 def _reuse(plan: PreprocessPlan, directory: OutputDirectory) -> Preprocessed:

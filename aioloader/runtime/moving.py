@@ -44,6 +44,11 @@ def _global_generator(owner: object) -> str | None:
 
 def dumps(value: Any) -> bytes:
     """Return `value` pickled so that a process that never saw the main module can load it."""
+    spawned_main = sys.modules.get(
+        "__mp_main__"
+    )  # the main module in a process that multiprocessing spawned, such as a DataLoader's worker
+    if spawned_main is not None:
+        cloudpickle.register_pickle_by_value(spawned_main)
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,20 @@ def test_a_loader_that_is_dropped_after_a_whole_pass(options: Options) -> None:
         assert len(list(loader)) == 5
         del loader
         gc.collect()
+
+
+def test_a_finished_loop_keeps_no_loader_alive() -> None:
+    """Neither needs the garbage collector: what the source holds goes with the last reference."""
+    loader = make(range(10), **INLINE)
+    assert len(list(loader)) == 5  # a first pass may import torch, whose frames stay for a while
+    assert len([*loader]) == 5
+    ends = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert ends() is None
+    finally:
+        gc.enable()
 
 
 async def wait_for_the_second(loader: Loader) -> None:

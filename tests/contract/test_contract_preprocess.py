@@ -64,7 +64,7 @@ def test_columns(options: Options) -> None:
             {},
             None,
             {"part": [], "of": []},
-            {"part": (number,), "of": "y"},
+            {"part": (number,), "of": ("y",)},
             {"part": np.array([number]), "of": ["z"]},
         ][number]
 
@@ -90,9 +90,15 @@ def test_wrong_columns_are_named(options: Options) -> None:
     with Loader([1, 2], preprocess=unequal, **settings) as loader:
         _, error = drain(loader)
     assert "expected records that are mappings, got int; use batched=False" in str(error)
-    with Loader([{"a": 1}], preprocess=lambda columns: [1, 2], **settings) as loader:
-        _, error = drain(loader)
-    assert type(error) is PreprocessError
+    for wrong, message in (
+        ([1, 2], "expected a dict of columns, got list"),
+        ({"text": "three"}, "expected columns with one value per sample, got a str in 'text'"),
+        ({"number": 3}, "got a int in 'number'; put the values of the samples in a list"),
+    ):
+        with Loader([{"a": 1}], preprocess=lambda columns, wrong=wrong: wrong, **settings) as loader:
+            _, error = drain(loader)
+        assert type(error) is PreprocessError
+        assert message in str(error)
 
 
 @HOSTS

@@ -177,6 +177,18 @@ def test_the_command_with_workers_is_killed_and_goes_on(lines: Path, tokenizer: 
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
+def test_a_run_that_left_documents_out_does_not_become_a_strict_one(tokenizer: Path, tmp_path: Path) -> None:
+    """Else it would end well, with some missing."""
+    path = write_lines(tmp_path / "in.jsonl", TEXTS)
+    spoil(path, 1)
+    assert kill_after(options(path, tokenizer, tmp_path / "out", on_error="skip"), 4)
+    with pytest.raises(ConfigError, match="expected a run with all documents, got one without 1 that failed; use --on-error skip"):
+        run(path, tokenizer, tmp_path / "out")
+    with pytest.raises(PreprocessError, match=r"in\.jsonl:2: ValueError"):
+        run(path, tokenizer, tmp_path / "out", overwrite=True)
+    assert run(path, tokenizer, tmp_path / "out", on_error="skip").num_failed == 1
+
+
 def test_a_run_in_which_nothing_was_saved_gives_way_to_other_settings(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
     """A wrong setting is noticed at the first document; who mends it has lost nothing, and needs no --overwrite."""
     for wrong, match in (

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -31,6 +32,16 @@ def test_lambdas_closures_and_local_classes_travel_by_value() -> None:
 
     assert moved(lambda value: value + offset)(4) == 7
     assert moved(Local(5)).value == 5
+
+
+def test_the_main_module_of_a_spawned_process_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`multiprocessing` names it `__mp_main__`, which no other process can import."""
+    spawned = types.ModuleType("__mp_main__")
+    exec("def double(value):\n    return 2 * value", spawned.__dict__)
+    monkeypatch.setitem(sys.modules, "__mp_main__", spawned)
+    data = dumps(spawned.double)
+    monkeypatch.delitem(sys.modules, "__mp_main__")
+    assert pickle.loads(data)(4) == 8
 
 
 @pytest.mark.parametrize("name", ["random", "gauss", "randint", "shuffle"])

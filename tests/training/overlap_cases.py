@@ -338,7 +338,7 @@ def two_ranks(rank: int, store: Store) -> Any:
 def elsewhere(rank: int, store: Store) -> Any:
     """Both ranks wait, but for different things."""
     model = Weights(p=3)
-    synchronizer, group = GradientSynchronizer(model, timeout_s=2.0), DataParallelGroup.resolve(timeout_s=2.0)
+    synchronizer, group = GradientSynchronizer(model, timeout_s=4.0), DataParallelGroup.resolve(timeout_s=4.0)
     model.get_parameter("p").grad = torch.ones(3)
     synchronizer.sync_gradients()
     dist.barrier()
