@@ -8,13 +8,12 @@ each dp_rank       is taken, by equally many ranks
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aioloader.errors import SynchronizationError
 from aioloader.protocols import Json
+from aioloader.state import fingerprint_hash
 
 __all__ = ["Card", "compare", "digest", "peers_of"]
 
@@ -53,8 +52,7 @@ class Card(NamedTuple):
 
 def digest(value: Json) -> int:
     """Return 62 bits that identify JSON data."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 2
+    return int(fingerprint_hash(value), 16) >> 2
 
 
 def peers_of(cards: Sequence[Card], dp_rank: int, cp_rank: int | None = None) -> list[int]:

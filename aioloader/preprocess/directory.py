@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aioloader.errors import ConfigError, SourceError
 from aioloader.preprocess.progress import read_progress
+from aioloader.runtime.durable import partial_path
 from aioloader.tokens.metadata import METADATA, read_metadata
 from aioloader.tokens.writing import documents_path
 
@@ -84,8 +85,8 @@ class OutputDirectory:
 
     def files(self) -> list[Path]:
         """Return the files of a run that are there or may come, whatever its settings; first that which says that it is complete."""
-        partial = self.progress.with_name(f"{PROGRESS}.partial")
-        known = (self.metadata, self.progress, partial, self.failures, self.failure_log)
+        partial = (partial_path(self.metadata), partial_path(self.progress))
+        known = (self.metadata, self.progress, *partial, self.failures, self.failure_log)
         return [*known, *self._listed_files(), *self._begun_files(), *self.data_files()]
 
     def clear(self) -> None:

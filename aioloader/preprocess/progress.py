@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from aioloader.errors import SourceError
 from aioloader.protocols import Json
-from aioloader.tokens.append_file import flush_directory
+from aioloader.runtime.durable import replace_file
 
 __all__ = ["DonePart", "Progress", "read_progress", "write_progress"]
 
@@ -64,13 +63,7 @@ class Progress:
 
 def write_progress(path: Path, progress: Progress) -> None:
     """Replace what is at `path`, durably."""
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump({"version": VERSION, **asdict(progress)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    flush_directory(path.parent)
+    replace_file(path, json.dumps({"version": VERSION, **asdict(progress)}))
 
 
 def read_progress(path: Path) -> Progress | None:

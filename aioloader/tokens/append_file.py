@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aioloader.errors import SourceError
 
-__all__ = ["AppendFile", "flush_directory"]
+__all__ = ["AppendFile"]
 
 BUFFER_BYTES = 1 << 20  # documents are a few KB; one write for many of them
 
@@ -66,15 +66,6 @@ class AppendFile:
     def release(self) -> None:
         """Close the descriptor; safe to call twice."""
         self._file.close()
-
-
-def flush_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_length(path: Path, length: int) -> None:

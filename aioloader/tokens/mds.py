@@ -17,7 +17,8 @@ import numpy as np
 
 from aioloader.errors import ConfigError
 from aioloader.protocols import Json
-from aioloader.tokens.append_file import AppendFile, flush_directory
+from aioloader.runtime.durable import flush_directory
+from aioloader.tokens.append_file import AppendFile
 from aioloader.tokens.checksums import file_sha256
 from aioloader.tokens.dtypes import Tokens
 

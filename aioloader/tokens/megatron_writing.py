@@ -9,43 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aioloader.errors import ConfigError
-from aioloader.protocols import Json
 from aioloader.tokens.append_file import AppendFile
-from aioloader.tokens.dtypes import Tokens
 from aioloader.tokens.megatron_index import index_header
 
-__all__ = ["BinLayout", "LengthLog"]
+__all__ = ["LengthLog"]
 
 BLOCK = 1 << 16
 MAX_LENGTH = (1 << 31) - 1
-
-
-class BinLayout:
-    """The raw tokens."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], num_tokens: int | None) -> None:
-        self._file = AppendFile(path, b"", None if num_tokens is None else num_tokens * dtype.itemsize)
-
-    def write(self, tokens: Tokens) -> None:
-        """Append tokens of the flat stream."""
-        self._file.write(tokens.data.cast("B"))
-
-    def sync(self) -> dict[str, int]:
-        """Flush to the disk; see `aioloader.tokens.rows.Layout`."""
-        return {self._file.path.name: self._file.sync()}
-
-    def state(self) -> Json:
-        """Return nothing: the number of tokens says it all."""
-        return None
-
-    def finish(self, num_tokens: int) -> list[Path]:
-        """Return the file, to which nothing is to be added."""
-        self._file.sync()
-        return [self._file.path]
-
-    def release(self) -> None:
-        """Close the descriptor."""
-        self._file.release()
 
 
 class LengthLog:

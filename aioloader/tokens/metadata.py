@@ -6,7 +6,6 @@ It is written last and in one rename, so that data beside it are complete.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from aioloader.errors import SourceError
 from aioloader.protocols import Json
-from aioloader.tokens.append_file import flush_directory
+from aioloader.runtime.durable import replace_file
 from aioloader.tokens.checksums import file_sha256
 from aioloader.tokens.rows import Written
 
@@ -131,14 +130,7 @@ def write_metadata(path: str | Path, metadata: Metadata) -> Path:
     target = metadata_path(path)
     value = {"schema_version": SCHEMA_VERSION, **asdict(metadata), "shape": metadata.shape, "num_tokens": metadata.num_tokens}
     totals = {"num_documents": metadata.num_documents, "dropped_tail": metadata.dropped_tail}
-    partial = target.with_name(f".{METADATA}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(value | totals, file, indent=2, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
-    flush_directory(target.parent)
+    replace_file(target, json.dumps(value | totals, indent=2, sort_keys=True) + "\n")
     return target
 
 

@@ -12,12 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from aioloader.errors import ConfigError, SourceError
-from aioloader.protocols import Json
-from aioloader.tokens.append_file import AppendFile
-from aioloader.tokens.dtypes import Tokens
 from aioloader.tokens.extent import Extent
+from aioloader.tokens.flat import FlatLayout
 
-__all__ = ["NPY_HEADER_BYTES", "NpyLayout", "npy_header", "read_npy_extent"]
+__all__ = ["NPY_HEADER_BYTES", "npy_header", "npy_layout", "read_npy_extent"]
 
 NPY_HEADER_BYTES = 128
 """Room for two dimensions of 20 digits; a multiple of 64, so that the values are aligned."""
@@ -32,40 +30,13 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return PREFIX + num_text_bytes.to_bytes(2, "little") + fields.ljust(num_text_bytes - 1) + b"\n"
 
 
-class NpyLayout:
-    """One .npy file of shape [tokens] or [rows, seq_len]."""
+def npy_layout(path: Path, dtype: np.dtype[Any], seq_len: int | None, num_tokens: int | None) -> FlatLayout:
+    """Return the layout of one .npy file of shape [tokens] or [rows, seq_len]."""
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], seq_len: int | None, num_tokens: int | None) -> None:
-        self._dtype = dtype
-        self._seq_len = seq_len
-        num_bytes = None if num_tokens is None else num_tokens * dtype.itemsize
-        self._file = AppendFile(path, self._header(0), num_bytes)
+    def header(tokens: int) -> bytes:
+        return npy_header(dtype, (tokens,) if seq_len is None else (tokens // seq_len, seq_len))
 
-    def write(self, tokens: Tokens) -> None:
-        """Append tokens of the flat stream."""
-        self._file.write(tokens.data.cast("B"))
-
-    def sync(self) -> dict[str, int]:
-        """Flush to the disk; see `aioloader.tokens.rows.Layout`."""
-        return {self._file.path.name: self._file.sync()}
-
-    def state(self) -> Json:
-        """Return nothing: the number of tokens says it all."""
-        return None
-
-    def finish(self, num_tokens: int) -> list[Path]:
-        """Write the shape into the header."""
-        self._file.replace_header(self._header(num_tokens))
-        self._file.sync()
-        return [self._file.path]
-
-    def release(self) -> None:
-        """Close the descriptor."""
-        self._file.release()
-
-    def _header(self, num_tokens: int) -> bytes:
-        shape = (num_tokens,) if self._seq_len is None else (num_tokens // self._seq_len, self._seq_len)
-        return npy_header(self._dtype, shape)
+    return FlatLayout(path, dtype, num_tokens, header)
 
 
 def read_npy_extent(path: Path) -> Extent:

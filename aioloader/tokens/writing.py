@@ -20,9 +20,10 @@ import numpy.typing as npt
 from aioloader.errors import ConfigError, ResumeError
 from aioloader.tokens.document_log import DocumentLog, OffsetLog
 from aioloader.tokens.dtypes import Tokens, check_tokens, stored_dtype, token_dtype
+from aioloader.tokens.flat import FlatLayout
 from aioloader.tokens.mds import SIZE_LIMIT_BYTES, MdsLayout
-from aioloader.tokens.megatron_writing import BinLayout, LengthLog
-from aioloader.tokens.npy import NpyLayout
+from aioloader.tokens.megatron_writing import LengthLog
+from aioloader.tokens.npy import npy_layout
 from aioloader.tokens.rows import Layout, Position, RowWriter, Written
 from aioloader.tokens.torch_zip import TorchZipLayout
 
@@ -134,11 +135,11 @@ def _open_documents(format: str, path: Path, dtype: np.dtype[Any], position: Pos
 def _open_layout(format: str, path: Path, dtype: np.dtype[Any], seq_len: int | None, position: Position | None, size_limit: int) -> Layout:
     num_tokens = None if position is None else position["tokens"]
     if format == "npy":
-        return NpyLayout(path, dtype, seq_len, num_tokens)
+        return npy_layout(path, dtype, seq_len, num_tokens)
     if format == "pt":
         return TorchZipLayout(path, dtype, seq_len, num_tokens, None if position is None else position["layout"])
     if format == "bin":
-        return BinLayout(path, dtype, num_tokens)
+        return FlatLayout(path, dtype, num_tokens)
     if seq_len is None:
         raise AssertionError("checked before")
     return MdsLayout(path, dtype, seq_len, num_tokens, size_limit)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from aioloader.errors import ConfigError
 from aioloader.protocols import Json
+from aioloader.runtime.durable import flush_directory, write_file
 
 __all__ = [
     "MANIFEST",
@@ -80,10 +81,7 @@ def write_json(path: Path, value: Json) -> None:
     # repr, because a NaN must count as unchanged and a tuple, equal or not, must not.
     if repr(json.loads(text)) != repr(value):
         raise _not_json(path, "a value that comes back changed")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_file(path, text)
 
 
 def prepare(directory: Path, step: int) -> Path:
@@ -114,12 +112,12 @@ def publish(directory: Path, step: int, dp_size: int) -> Path:
         )
     files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     write_json(partial / MANIFEST, {"version": FORMAT_VERSION, "step": step, "dp_size": dp_size, "files": files})
-    _flush_directory(partial)
+    flush_directory(partial)
     replaced = directory / f".step_{step:08d}.replaced"
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
-    _flush_directory(directory)
+    flush_directory(directory)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -159,14 +157,6 @@ def _published(directory: Path) -> Iterator[tuple[int, Path]]:
         match = _PUBLISHED.fullmatch(path.name)
         if match and path.is_dir():
             yield int(match[1]), path
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _not_json(path: Path, problem: str) -> ConfigError:
