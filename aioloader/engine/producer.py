@@ -26,11 +26,10 @@ class Queue:
         self._lanes: list[int] = []
         self._seqs: list[int] = []
         self._records: list[Any] = []
-        self._start = 0
         self._ids: deque[Sequence[RecordId]] = deque()
 
     def __len__(self) -> int:
-        return len(self._records) - self._start
+        return len(self._records)
 
     def extend(self, lanes: Sequence[int], seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
         """Append records."""
@@ -41,14 +40,11 @@ class Queue:
 
     def cut(self, epoch: int, max_records: int) -> tuple[Stamps, Chunk]:
         """Take the first `max_records` records or all there are, at least one."""
-        part = slice(self._start, self._start + max_records)
-        records = self._records[part]
-        stamps = Stamps(self._lanes[part], self._seqs[part], _take(self._ids, len(records)))
-        self._start += len(records)
-        if self._start == len(self._records):
-            for column in (self._lanes, self._seqs, self._records):
-                column.clear()
-            self._start = 0
+        records = self._records[:max_records]
+        number = len(records)
+        stamps = Stamps(self._lanes[:number], self._seqs[:number], _take(self._ids, number))
+        for column in (self._lanes, self._seqs, self._records):
+            del column[:number]  # at once: behind busy workers the queue is never empty, and would keep all that was ever read
         return stamps, Chunk(epoch, records, stamps.ids)
 
 

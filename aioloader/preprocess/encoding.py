@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +40,7 @@ class EncodeDocument:
         Raises:
             ValueError: It has no text, or the text is none.
         """
-        ids = encode(self._text(record))
-        tokens = np.array([*self.before, *ids, *self.after], dtype=np.int64)
+        tokens = _array([*self.before, *encode(self._text(record)), *self.after])
         return {"input_ids": check_tokens(tokens, self.dtype, "document", vocab_size=self.vocab_size)}
 
     def fingerprint(self) -> Mapping[str, Json]:
@@ -63,3 +63,11 @@ class EncodeDocument:
         if not text.isascii():
             text.encode()  # bytes of a file that are not UTF-8, or half of a surrogate pair: fails, and says where
         return text
+
+
+def _array(ids: list[int]) -> Tokens:
+    """Return the ids as integers: an `array` takes a third of the time that NumPy needs for a list."""
+    try:
+        return np.frombuffer(array("I", ids), dtype=np.uintc)
+    except OverflowError:  # an id that fits no type of tokens; the check says which
+        return np.array(ids, dtype=np.int64)
