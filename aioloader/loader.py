@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from aioloader import options
 from aioloader.engine.ending import num_steps
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from aioloader.bridge.job import Job
     from aioloader.engine.host import Host, HostDied
     from aioloader.order.shuffle import Shuffle
+    from aioloader.runtime.segments import PageLock
 
-__all__ = ["Loader"]
+__all__ = ["ArrayLoader", "Loader"]
 
 _log = logging.getLogger("aioloader")
 
@@ -303,10 +304,9 @@ class Loader:
             ConfigError: There is no such lane, or the pass ended before that step.
             ResumeError: The state belongs to another configuration, or was saved after that step.
         """
-        from aioloader.bridge.batch import to_batch
-
+        open_batch = self._import_opener()
         found, base = replay(self._plan, self._preprocess, step=step, lane=lane, state=state, epochs=self._epochs)
-        return to_batch(found, base)
+        return open_batch(found, base)
 
     def as_iterable_dataset(self) -> LoaderDataset:
         """Return a `torch.utils.data.IterableDataset` of this loader's batches, for `DataLoader(dataset, batch_size=None)`."""
@@ -321,7 +321,7 @@ class Loader:
         if self._job is not None:
             self._job.close()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         """Return the loader; leaving the block closes it."""
         return self
 
@@ -329,7 +329,7 @@ class Loader:
         """Close the loader."""
         self.close()
 
-    async def __aenter__(self) -> Loader:
+    async def __aenter__(self) -> Self:
         """Return the loader; leaving the block closes it."""
         return self
 
@@ -370,9 +370,24 @@ class Loader:
             matching, sender = job.matching, job.sender
         from aioloader.bridge.iterator import BatchIterator
 
-        iterator = BatchIterator(feed, self._state, matching, sender, on_end=self._passed, on_leave=self._left, on_death=self._revive)
+        iterator = BatchIterator(
+            feed,
+            self._state,
+            matching,
+            sender,
+            open_batch=self._import_opener(),
+            on_end=self._passed,
+            on_leave=self._left,
+            on_death=self._revive,
+        )
         self._iterator = weakref.ref(iterator)
         return iterator
+
+    def _import_opener(self) -> Callable[..., Batch]:
+        """Return what makes a batch of what the engine delivers, importing torch."""
+        from aioloader.bridge.tensors import to_batch
+
+        return to_batch
 
     @property
     def _is_one_to_one(self) -> bool:
@@ -415,11 +430,15 @@ class Loader:
         return int(saved) if saved is not None else self.epoch + self._epochs
 
     def _running_host(self) -> Host:
-        from aioloader.bridge.pinning import page_lock
         from aioloader.engine.host import Host
 
         if self._host is None:
-            self._host = Host(self._plan, self._host_kind, page_lock() if self._plan.pin_memory else None)
+            lock: PageLock | None = None
+            if self._plan.pin_memory:
+                from aioloader.bridge.pinning import page_lock
+
+                lock = page_lock()
+            self._host = Host(self._plan, self._host_kind, lock)
             self._finalizer = weakref.finalize(self, self._host.close)
         return self._host
 
@@ -479,3 +498,12 @@ class Loader:
                 got="one that would not notice",
                 do="call it before the loop, or close the iterator first",
             )
+
+
+class ArrayLoader(Loader):
+    """A loader whose batches hold NumPy arrays, of one rank and one lane: it never imports torch, which takes seconds and 150 MB."""
+
+    def _import_opener(self) -> Callable[..., Batch]:
+        from aioloader.bridge.arrays import to_array_batch
+
+        return to_array_batch

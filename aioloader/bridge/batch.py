@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
-
-from aioloader.bridge.filler import filler_fields
 from aioloader.engine.channel import Delivered
-from aioloader.engine.layout import Field
-from aioloader.engine.output import Ready, TensorArray
+from aioloader.engine.output import Ready
 from aioloader.protocols import Json, RecordId
-from aioloader.sequences import as_tensor
 
-__all__ = ["Batch", "SampleInfo", "to_batch"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Batch", "SampleInfo"]
 
 
 class SampleInfo(NamedTuple):
@@ -105,9 +101,11 @@ class Batch(dict[str, Any]):
 
     def pin_memory(self) -> Batch:
         """Return a copy of the batch in page-locked host memory, from which copies to a GPU can overlap with work."""
-        return self._map(torch.Tensor.pin_memory)
+        return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        import torch
+
         fields = {name: function(value) if isinstance(value, torch.Tensor) else value for name, value in self.items()}
         return Batch(fields, self._facts, self._base)
 
@@ -116,62 +114,7 @@ class Batch(dict[str, Any]):
         return f"<Batch step {self.step} lane {self.lane}, {self.num_tokens} tokens; {shapes}>"
 
 
-def to_batch(facts: Ready | Delivered, base: dict[str, Json]) -> Batch:
-    """Return the batch with its arrays as tensors, over the same memory where that is the batch's own.
-
-    `base` is the state that the pass began with; the facts hold what of it is new.
-    """
-    if facts.is_filler:
-        return Batch(filler_fields(facts.state_loader()()["lanes"], facts.lane), facts, base)
-    if isinstance(facts, Delivered):
-        fields = _shared_tensors(facts)
-        facts.memory, facts.others = None, {}  # a copy of the batch on another device must not keep them alive
-        return Batch(fields, facts, base)
-    # Made in this very process: the memory may belong to the collator or to a record.
-    fields = {name: _private_tensor(value) if isinstance(value, TensorArray) else value for name, value in facts.fields.items()}
-    return Batch(fields, replace(facts, fields={}), base)
-
-
-def _shared_tensors(facts: Delivered) -> dict[str, Any]:
-    layout, memory = facts.layout, facts.memory
-    if isinstance(memory, torch.Tensor):
-        return _device_tensors(facts, memory)
-    if layout.prepared is None:
-        layout.prepared = [_prepared(field) for field in layout.arrays]
-    fields = {}
-    for name, shape, dtype, offset, kind in layout.prepared:
-        tensor = torch.from_numpy(np.ndarray(shape, dtype, memory, offset))  # half the time of torch.frombuffer and view
-        fields[name] = tensor if kind is None else tensor.view(kind)
-    if facts.others:
-        fields = {name: fields[name] if name in fields else facts.others[name] for name in layout.names}
-    return fields
-
-
-def _device_tensors(facts: Delivered, memory: torch.Tensor) -> dict[str, Any]:
-    """Return the fields over memory on a device."""
-    fields = {}
-    for field in facts.layout.arrays:
-        kind: torch.dtype = getattr(torch, field.torch_dtype)
-        part = memory[field.offset : field.offset + field.num_elements * kind.itemsize]
-        fields[field.name] = part.view(kind).view(field.shape)
-    return {name: fields[name] if name in fields else facts.others[name] for name in facts.layout.names}
-
-
-def _prepared(field: Field) -> tuple[str, tuple[int, ...], np.dtype[Any], int, torch.dtype | None]:
-    """Return what making a tensor takes, with its dtype where NumPy has another for the same bits."""
-    dtype = np.dtype(field.dtype)
-    kind: torch.dtype = getattr(torch, field.torch_dtype)
-    is_same = torch.from_numpy(np.empty(0, dtype)).dtype == kind
-    return field.name, field.shape, dtype, field.offset, None if is_same else kind
-
-
-def _private_tensor(field: TensorArray) -> torch.Tensor:
-    array = field.array
-    tensor: torch.Tensor = as_tensor(array.copy() if len(field.pieces) == 1 else array, field.dtype)
-    return tensor
-
-
 def _shape(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return type(value).__name__

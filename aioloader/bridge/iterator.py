@@ -9,16 +9,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from aioloader.bridge.agreed import AgreedFeed
-from aioloader.bridge.batch import Batch, to_batch
+from aioloader.bridge.batch import Batch
 from aioloader.bridge.feed import Engine, Feed, InlineFeed
-from aioloader.bridge.matching import Matching
-from aioloader.bridge.relay import PeerFeed, Sender
 from aioloader.engine.channel import Delivered
 from aioloader.engine.host import Ended, HostDied
 from aioloader.engine.output import Ready
@@ -26,10 +23,32 @@ from aioloader.errors import ClosedError, SynchronizationError
 from aioloader.protocols import Json
 from aioloader.telemetry.waits import CAUSES, CONSUMER, RANKS, Waits
 
+if TYPE_CHECKING:  # these import torch
+    from aioloader.bridge.matching import Matching
+    from aioloader.bridge.relay import Sender
+
 __all__ = ["BatchIterator"]
 
 _CHECK_PAUSE_S = 0.002
 _MAX_AT_ONCE = 4  # batches that `async for` hands over without a turn of the event loop, which costs more than all the rest
+
+
+@runtime_checkable
+class _RanksFeed(Protocol):
+    """A feed that other ranks have a say in."""
+
+    awaits_ranks: bool
+
+    def pause_s(self) -> float:
+        """Return how long to sleep before asking again; longer each time."""
+
+
+@runtime_checkable
+class _AgreedFeed(Protocol):
+    """A feed of an engine of this rank, up to the end that all ranks have agreed on."""
+
+    engine: Engine
+    has_awaited_engine: bool
 
 
 class BatchIterator:
@@ -42,13 +61,15 @@ class BatchIterator:
         matching: Matching | None = None,
         sender: Sender | None = None,
         *,
+        open_batch: Callable[[Ready | Delivered, Any], Batch],
         on_end: Callable[[BatchIterator, Json], None],
         on_leave: Callable[[BatchIterator], None],
         on_death: Callable[[BatchIterator, HostDied], Engine],
     ) -> None:
         self._feed = feed
-        self._agreed = feed if isinstance(feed, AgreedFeed) else None
-        self._from_ranks = feed if isinstance(feed, AgreedFeed | PeerFeed) else None
+        self._agreed = feed if isinstance(feed, _AgreedFeed) else None
+        self._from_ranks = feed if isinstance(feed, _RanksFeed) else None
+        self._open_batch = open_batch
         self._matching = matching
         self._sender = sender
         self._awaits_check = False
@@ -236,7 +257,7 @@ class BatchIterator:
         self._num_batches += 1
         cause = self._cause(delivered) if waited else CONSUMER
         self._feed.taken()
-        batch = to_batch(delivered, self._base)
+        batch = self._open_batch(delivered, self._base)
         self._load_last = delivered.state_loader()
         self._num_samples += delivered.num_samples
         batch.wait_cause = CAUSES[cause]

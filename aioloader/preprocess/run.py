@@ -17,7 +17,7 @@ from typing import Any
 
 from aioloader.errors import ConfigError, PreprocessError, SourceError, WorkerError
 from aioloader.faults import Quarantine
-from aioloader.loader import Loader
+from aioloader.loader import ArrayLoader
 from aioloader.order.mesh import Mesh
 from aioloader.preprocess.directory import OutputDirectory
 from aioloader.preprocess.failures import FailedDocument, read_failure_log, read_failures, write_failures
@@ -155,13 +155,13 @@ class _Run:
             num_read=counts["records"],
         )
 
-    def _loader(self, part: Part) -> Loader:
+    def _loader(self, part: Part) -> ArrayLoader:
         options, tokens = self._plan.options, self._plan.tokens
         batching, collator = layout_of(options, tokens)
         source = part.source
         if options.limit is not None:
             source = part.limited(options.limit - sum(done.num_read for done in self._progress.done))
-        return Loader(
+        return ArrayLoader(
             source,
             preprocess=tokens.encoding(options.text_field),
             worker_init=tokens.tokenizer.start,
@@ -174,7 +174,7 @@ class _Run:
             on_error=Quarantine(log=str(self._directory.failure_log)) if options.on_error == "skip" else "raise",
         )
 
-    def _copy(self, part: Part, loader: Loader, writer: TokenWriter) -> int:
+    def _copy(self, part: Part, loader: ArrayLoader, writer: TokenWriter) -> int:
         """Write all batches and return the tokens of padding."""
         num_padding, due = self._progress.num_padding, time.monotonic() + self._plan.options.save_every_s
         waiting: Progress | None = None
@@ -182,8 +182,8 @@ class _Run:
             if waiting is not None:
                 self._save(waiting)
                 waiting = None
-            tokens = batch["input_ids"].numpy()
-            writer.append(tokens, batch["document_ends"].numpy())
+            tokens = batch["input_ids"]
+            writer.append(tokens, batch["document_ends"])
             if "row_lengths" in batch:
                 num_padding += tokens.size - int(batch["row_lengths"].sum())
             state = None

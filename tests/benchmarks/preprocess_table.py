@@ -36,7 +36,7 @@ _DOCUMENT_CHARACTERS = 12_000
 _SAMPLE_BYTES = 8_000_000
 _VOCABULARY = 16_000
 _SEQ_LEN = 4096
-_SAMPLE_EVERY_S = 0.25
+_SAMPLE_EVERY_S = 1.0  # a look at the memory of the tree takes 10 ms of CPU time
 _ADDRESS_SPACE_BYTES = 1 << 30
 
 

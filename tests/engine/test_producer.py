@@ -54,7 +54,8 @@ def stamped(stamper: Stamper, first: int, stop: int, seed: int) -> tuple[list[tu
 
 def test_the_queue_lets_go_of_what_was_taken_while_others_wait() -> None:
     """Behind busy workers it is never empty: it kept every record of an epoch alive."""
-    queue, alive, num_read = Queue(), [], 0
+    queue, num_read = Queue(), 0
+    alive: list[weakref.ref[Any]] = []
     for _ in range(50):
         records = [np.zeros(1) for _ in range(10)]
         alive += map(weakref.ref, records)

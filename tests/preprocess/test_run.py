@@ -247,3 +247,17 @@ def test_the_output_may_lie_among_the_documents(tokenizer: Path, tmp_path: Path)
         path.unlink()
     with pytest.raises(ConfigError, match="expected files to read, got nothing but the files of the output"):
         run(tmp_path / "other", tokenizer, tmp_path / "other", seq_len=4)
+
+
+def test_torch_is_never_imported(tokenizer: Path, tmp_path: Path) -> None:
+    """Its import takes as long as some megabytes of text."""
+    write_lines(tmp_path / "in.jsonl", documents(50))
+    script = (
+        "import sys; from aioloader.cli.main import main; status = main(sys.argv[1:]); assert not status, status;"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    options = ["--tokenizer", str(tokenizer), "--seq-len", "16", "--packing", "best_fit", "--output", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, "preprocess", str(tmp_path / "in.jsonl"), *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
