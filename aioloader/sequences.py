@@ -195,6 +195,11 @@ class RaggedRows(_Sequence[Any]):
         values = self._values()
         return iter([values[start : start + length] for start, length in zip(self._starts, self._lengths, strict=True)])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        first = min(self._starts, default=0)
+        last = max(map(int.__add__, self._starts, self._lengths), default=0)
+        return RaggedRows, (self._flat[first:last], [start - first for start in self._starts], list(self._lengths), self.torch_dtype)
+
     def _values(self) -> Any:
         return self._flat if self.torch_dtype is None else as_tensor(self._flat, self.torch_dtype)
 

@@ -6,11 +6,12 @@ that is ahead waits; the state of the rank holds, for each lane, the state after
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from aioloader.engine.lane import Lane, LaneBatch, fresh_lane_state, oldest_seq
+from aioloader.engine.overflow import Stored
+from aioloader.engine.waiting import WaitingBatches
 from aioloader.errors import UnevenEndError
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Outcome, Quarantined
@@ -75,7 +76,7 @@ class Assembler:
             )
             for lane in self._order
         }
-        self._queues: dict[int, deque[LaneBatch]] = {lane: deque() for lane in self._order}
+        self._queues = {lane: WaitingBatches() for lane in self._order}
         self._turn = int(state["turn"])
         self._delivered: dict[str, Json] = dict(state["lanes"])
         self._position = lanes.position
@@ -196,9 +197,29 @@ class Assembler:
             steps = [lane.num_steps for lane in self._lanes.values()]
             raise UnevenEndError(min(steps), max(steps))
 
+    @property
     def num_blocked(self) -> int:
         """Return the micro-batches that wait for another lane's turn."""
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def num_records_ahead(self) -> int:
+        """Return the in-flight slots of those of them that are in memory and belong to later steps than the one that is formed now."""
+        return sum([queue.num_records_ahead for queue in self._queues.values()])
+
+    def keep_blocked(self) -> None:
+        """Let those that are in memory stay there."""
+        for queue in self._queues.values():
+            queue.keep()
+
+    def storable(self) -> LaneBatch | None:
+        """Return one that may as well wait elsewhere, of the lane that is ahead of all others."""
+        return max(self._queues.values(), key=len).storable()
+
+    def note_stored(self, batch: LaneBatch, stored: Stored) -> None:
+        """Note that what `storable` returned is elsewhere now."""
+        self._queues[batch.lane].replace(stored)
+        self._slots.discard(batch.num_records)
 
     def next_pass(self, epoch: int) -> Json:
         """Return the rank's state at the start of the pass after this one; blocked micro-batches are dropped and counted."""
@@ -206,7 +227,7 @@ class Assembler:
         for number, lane in self._lanes.items():
             state, blocked = lane.state(), self._queues[number]
             num_dropped = sum(batch.num_samples for batch in blocked)
-            self._slots.discard(sum(batch.num_records for batch in blocked))
+            self._slots.discard(blocked.num_records)
             state["counts"]["dropped_samples"] += num_dropped
             state["counts"]["delivered_samples"] -= num_dropped
             states[str(number)] = {**self._outline(number), **state, "epoch": epoch, "step": state["step"] - len(blocked)}
@@ -224,6 +245,8 @@ class Assembler:
         batch.state.update(self._outline(batch.lane))
         self._delivered = {**self._delivered, str(batch.lane): batch.state}
         self._places[batch.lane] = (batch.state["epoch"], self._position(batch.lane, batch.oldest_seq))
+        if batch.stored is not None:
+            self._slots.reopen(batch.num_records)
         self._slots.complete(batch.num_records)
         return Turn(batch, self._turn, self._delivered, min(self._places.values()))
 

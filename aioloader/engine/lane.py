@@ -15,6 +15,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from aioloader.engine.overflow import Stored
 from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, RunBatcher, Sample
 from aioloader.sequences import ItemRun
 
@@ -52,11 +53,13 @@ class LaneBatch:
     num_samples: int
     oldest_seq: int
     """The first record that the lane needs again in this state."""
+    stored: Stored | None = None
+    """Where its samples are if they are not here."""
 
     @property
     def is_filler(self) -> bool:
         """Return whether it only keeps the lanes in step: nothing is in it."""
-        return not self.group.samples
+        return not self.group.samples and self.stored is None
 
 
 def fresh_lane_state(batching: Batching, epoch: int, *, makes_fillers: bool = False) -> dict[str, Json]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,6 +20,7 @@ from aioloader.engine.assembler import Assembler, Stamps, Turn
 from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.heap import OrderedHeap
 from aioloader.engine.output import collate
+from aioloader.engine.overflow import Overflow, describe_failure, describe_overflow
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
@@ -84,6 +85,7 @@ class Pipeline:
         self._epoch = 0
         self._next_index = 0
         self._progress = Progress(run)
+        self.overflow = Overflow()
         self._error: AioLoaderError | None = None
         self._causes = WaitCauses()
         self._is_reading = False
@@ -115,6 +117,7 @@ class Pipeline:
                 tasks.cancel_scope.cancel()
         finally:
             self._work.begin_epoch()
+            self.overflow.close()
             if self._collate_thread is not None:
                 self._collate_thread.stop()
         if self._error is not None:
@@ -268,14 +271,36 @@ class Pipeline:
             finally:
                 self.budget.changed()
             if turn is None:
+                await self._store_blocked()
                 return None
             await self._hand_over(turn)
+
+    async def _store_blocked(self) -> None:
+        """Move micro-batches that wait for another lane's turn to the disk as long as they crowd others out."""
+        assembler, overflow = self._assembler, self.overflow
+        if not self.budget.is_crowded(assembler.num_records_ahead) or overflow.has_failed:
+            assembler.keep_blocked()
+            return
+        while self.budget.is_crowded(assembler.num_records_ahead) and (batch := assembler.storable()) is not None:
+            if not overflow.total:
+                _log.warning("%s", describe_overflow(batch.lane, assembler.num_blocked))
+            try:
+                stored = await anyio.to_thread.run_sync(overflow.store, batch.group)
+            except Exception as error:  # noqa: BLE001 - a full disk, or samples that cannot be serialised
+                overflow.has_failed = True
+                _log.warning("%s", describe_failure(error))
+                return
+            assembler.note_stored(batch, stored)
+            self.budget.changed()
 
     async def _hand_over(self, turn: Turn) -> None:
         started = time.perf_counter()
         if not self._sink.has_room:
             await self._sink.room()
         self._stages.bridge.add(1, 0.0, time.perf_counter() - started)
+        if turn.batch.stored is not None:
+            group = await anyio.to_thread.run_sync(self.overflow.load, turn.batch.stored)
+            turn = turn._replace(batch=replace(turn.batch, group=group, stored=None))
         started = time.perf_counter()
         self._is_collating = True
         if self._collate_s > _SLOW_COLLATE_S:

@@ -140,6 +140,8 @@ class _Session:
             "buffered_bytes": 0 if budget is None else budget.buffered_bytes,
             "peak_in_flight_bytes": 0 if budget is None else budget.peak_bytes,
             "memory_limit": self._plan.memory_limit,
+            "stored_batches": 0 if self._pipeline is None else self._pipeline.overflow.total,
+            "stored_bytes": 0 if self._pipeline is None else self._pipeline.overflow.nbytes,
             "waiting_batches": self._outbox.num_waiting,
             "workers": pool.num_workers,
             "worker_pids": pool.pids,

@@ -78,6 +78,14 @@ class Slots:
         """Uncount open records whose incomplete micro-batch is dropped."""
         self.open -= num_records
 
+    def reopen(self, num_records: int) -> None:
+        """Count records again that were discarded: they were not in memory meanwhile."""
+        self.open += num_records
+
+    def is_crowded(self, num_records: int) -> bool:
+        """Return whether so many of the records in flight leave less than half of the limit to the others."""
+        return 2 * num_records > self.limit
+
     def deliver(self, num_records: int) -> None:
         """Uncount records of a delivered micro-batch."""
         self.ready -= num_records
@@ -139,6 +147,12 @@ class Budget:
     def estimated_bytes(self, num_records: int) -> int:
         """Return what the results of so many records take, by the size of the last ones."""
         return int(num_records * self._made_bytes)
+
+    def is_crowded(self, num_records: int) -> bool:
+        """Return whether so many of the records in flight had better wait elsewhere: they or all bytes are more than half of the limit."""
+        if not num_records:
+            return False
+        return self.slots.is_crowded(num_records) or (self.limit_bytes is not None and 2 * self._held_bytes() > self.limit_bytes)
 
     async def acquire(self, max_records: int) -> int:
         """Wait until records may start and take up to `max_records`; return how many.

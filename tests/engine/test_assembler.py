@@ -34,7 +34,7 @@ def test_slots_are_never_negative_and_all_come_back(case: Case, seed: int) -> No
     for _ in drive.steps():
         pass
     assert (drive.slots.working, drive.slots.ready) == (0, 0)
-    if not drive.assembler.num_blocked():
+    if not drive.assembler.num_blocked:
         assert drive.slots.open == 0
     assert 0 <= drive.slots.open <= len(case.records) * case.num_epochs
 
@@ -51,7 +51,7 @@ def test_a_resumed_rank_delivers_the_same_tail_with_the_same_states(case: Case, 
             (step.batch, step.turn, step.lanes) for step in steps[at + 1 :]
         ]
         assert again.ended == whole.ended
-        if not again.assembler.num_blocked():
+        if not again.assembler.num_blocked:
             assert again.slots.in_flight == 0
 
 

@@ -84,7 +84,7 @@ def test_what_waits_for_another_lane_at_the_end_is_dropped_and_counted() -> None
     progress, assembler = start(end_epoch=1)
     stamps = Stamps([0] * 4, range(4), [("shard", row) for row in range(4)])
     assert list(assembler.take(stamps, Outcome(4, None, [{"input_ids": [row]} for row in range(4)], None))) == []
-    assert assembler.num_blocked() == 2
+    assert assembler.num_blocked == 2
     counts = progress.next_pass(assembler)["lanes"]["0"]["counts"]
     assert (counts["samples"], counts["delivered_samples"], counts["dropped_samples"]) == (4, 0, 4)
     assert progress.next_pass(assembler)["lanes"]["0"]["step"] == 0
