@@ -1,6 +1,6 @@
 """Prints the step time of GradientSynchronizer beside torch's own: `python -m tests.benchmarks.ddp_table`.
 
-One model, two gloo ranks of one thread each. Contestants take turns in each round, and each step begins at a barrier; a step is all
+One model, two gloo ranks of one thread each. Contestants take turns, in the other order each round, and each step begins at a barrier; a step is all
 micro-batches forward and backward, gradients averaged, SGD, `zero_grad`. The time is the median over the rounds of the slower rank,
 the CPU seconds are those of both ranks, MB is what a rank hands to all-reduce in a step. "ddp" is DistributedDataParallel with its
 defaults, "ddp, views" the same with `gradient_as_bucket_view`; its hook for bfloat16 on the wire refuses gloo.
@@ -116,8 +116,8 @@ def measure(names: Sequence[str], num_layers: int, num_tokens: int, accumulation
     contestants = {name: CONTESTANTS[name](num_layers) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(num_rounds + _NUM_WARM_UPS):
-        for name, contestant in contestants.items():
+    for number in range(num_rounds + _NUM_WARM_UPS):
+        for name, contestant in sorted(contestants.items(), reverse=number % 2 == 1):  # who comes first is a little slower
             dist.barrier()
             started, cpu_started = time.perf_counter(), time.process_time()
             contestant.step(tokens, accumulation)
