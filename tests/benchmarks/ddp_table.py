@@ -1,8 +1,8 @@
 """Prints the step time of GradientSynchronizer beside torch's own: `python -m tests.benchmarks.ddp_table`.
 
-One model, two gloo ranks of one thread each. Contestants take turns, in the other order each round, and each step begins at a barrier; a step is all
-micro-batches forward and backward, gradients averaged, SGD, `zero_grad`. The time is the median over the rounds of the slower rank,
-the CPU seconds are those of both ranks, MB is what a rank hands to all-reduce in a step. "ddp" is DistributedDataParallel with its
+One model, two gloo ranks of one thread each. Contestants take turns, in the other order each round, and each step begins at a barrier; a
+step is all micro-batches forward and backward, gradients averaged, SGD, `zero_grad`. The time is the median over the rounds of the slower
+rank, the CPU seconds are those of both ranks, MB is what a rank hands to all-reduce in a step. "ddp" is DistributedDataParallel with its
 defaults, "ddp, views" the same with `gradient_as_bucket_view`; its hook for bfloat16 on the wire refuses gloo.
 """
 
