@@ -19,6 +19,7 @@ from aioloader.errors import ConfigError
 from aioloader.order.already_sharded import SplitStream
 from aioloader.order.mesh import Mesh
 from aioloader.order.mixed import MixedStream
+from aioloader.sources import IterableSource
 
 __all__ = ["Job"]
 
@@ -160,10 +161,17 @@ class Job:
         is_split = isinstance(plan.source, SplitStream)
         settings = {"lanes": plan.lanes.num_lanes, "check_every": self._check_every, "read": self._reads_for_group, "epochs": run.epochs}
         shared = {**plan.fingerprint, **settings}
+        begins = plan.source.preview_order(int(state["source"]["epoch"])) if isinstance(plan.source, IterableSource | SplitStream) else None
         if is_split:
             shared.pop("source")
+        else:
+            shared["order"] = begins
         # Not where the source is to be read from: how far back that is depends on timing, and gives the same.
-        own = {"source": plan.fingerprint["source"], "state": {name: state[name] for name in ("end_epoch", "turn", "lanes")}}
+        own = {
+            "source": plan.fingerprint["source"],
+            "order": begins,
+            "state": {name: state[name] for name in ("end_epoch", "turn", "lanes")},
+        }
         card = Card(
             dp_rank=plan.lanes.dp_rank,
             dp_size=plan.lanes.dp_size,

@@ -5,7 +5,10 @@ Imports torch only where a sampler draws from it: the engine's process does with
 
 from __future__ import annotations
 
+import hashlib
 import io
+import itertools
+import json
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +18,14 @@ import cloudpickle
 from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
 from aioloader.order.permutation import permutation_key
+from aioloader.pools.rng import SwappedSeeding
+from aioloader.protocols import Json
 
 __all__ = ["ForeignSampler", "check_ranks", "is_dealt"]
+
+_NUM_PREVIEWED = 64
+_MAX_LENGTH = 10_000_000
+"""Samplers draw a whole epoch at once, and this is done in the trainer."""
 
 
 class ForeignSampler:
@@ -57,6 +66,22 @@ class ForeignSampler:
         for part in _parts(self._sampler):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(epoch)
+
+    def preview_order(self, epoch: int) -> Json:
+        """Return what an epoch begins with, None where that is not known; for ranks to compare. Global generators stay as they are."""
+        if hasattr(type(self._sampler), "__len__") and len(self._sampler) > _MAX_LENGTH:
+            return None
+        copy: ForeignSampler = pickle.loads(pickle.dumps(self))
+        seeding = SwappedSeeding(0)
+        seeding.begin(epoch, ("sampler", 0))
+        try:
+            copy.set_epoch(epoch)
+            text = json.dumps(list(itertools.islice(copy, _NUM_PREVIEWED)), default=str)
+        except Exception:  # noqa: BLE001 - a mistake of the sampler shows where it is read
+            return None
+        finally:
+            seeding.end()
+        return {"starts": text[:40], "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without what is bound to the sampler."""

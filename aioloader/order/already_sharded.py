@@ -38,6 +38,11 @@ class SplitStream:
         """Return that of the source on this rank, and that it is split."""
         return {"kind": "already_sharded", "source": dict(self._source.fingerprint())}
 
+    def preview_order(self, epoch: int) -> Json:
+        """Return what an epoch begins with on this rank, None if the source does not say."""
+        look = getattr(self._source, "preview_order", None)
+        return look(epoch) if callable(look) else None
+
     def open(self, epoch: int, cursor: Cursor | None) -> Reader | AsyncReader:
         """Return a reader of this rank's records, one position each; see `aioloader.protocols.Source.open`."""
         return self._source.open(epoch, cursor)

@@ -38,6 +38,11 @@ class IterableSource:
         """Return the name of the source and of what it reads."""
         return {"kind": "iterable", "name": self._name, "of": describe(self._origin.upstream)}
 
+    def preview_order(self, epoch: int) -> Json:
+        """Return what the upstream says an epoch begins with, for ranks to compare; None if it says nothing."""
+        look = getattr(self._origin.upstream, "preview_order", None)
+        return look(epoch) if callable(look) else None
+
     def open(self, epoch: int, cursor: Cursor | None) -> StreamReader:
         """Return a reader of one pass; see `aioloader.protocols.Source.open`.
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler, RandomSampler
 
-from aioloader import AioLoaderError, DistributedDataLoader, FixedBatch, Loader, Mesh, Pack, PretrainCollator
+from aioloader import AioLoaderError, AlreadySharded, DistributedDataLoader, FixedBatch, Loader, Mesh, Pack, PretrainCollator
 from tests.contract.cases import INLINE, PROCESSES, THREADS, Options
 from tests.contract.mesh_work import Lengths, by_global_rank, collate, keep, plain, tokens, unseeded, with_long_text, with_reader
 from tests.contract.uneven import NUM_LANES, NUM_RECORDS, as_field, fails_at_20
@@ -111,10 +112,17 @@ def reader_leaves(rank: int) -> Any:
         return found
 
 
-def sampled(seed: int) -> Any:
-    """Samples are chosen by an order that the global rank decides, as a sampler seeded with it would."""
-    order = random.Random(seed).sample(range(NUM_RECORDS), NUM_RECORDS)
-    return DistributedDataLoader(list(range(NUM_RECORDS)), here(), 2, collator=as_field, sampler=order, check_every=1)
+def drawn_by(seed: int) -> list[int]:
+    """Return an order that the global rank decides, as that of a sampler seeded with it."""
+    return random.Random(seed).sample(range(NUM_RECORDS), NUM_RECORDS)
+
+
+def sampled(sampler: Any) -> Any:
+    return DistributedDataLoader(list(range(NUM_RECORDS)), here(), 2, collator=as_field, sampler=sampler, check_every=1)
+
+
+def torch_sampler() -> Any:
+    return DistributedSampler(range(NUM_RECORDS), num_replicas=here().dp_size, rank=here().dp_rank)  # type: ignore[arg-type]
 
 
 def misfits(rank: int) -> dict[str, Any]:
@@ -130,7 +138,10 @@ def misfits(rank: int) -> dict[str, Any]:
         "by global rank": passes(make(preprocess=by_global_rank)),
         "samples": passes(make(preprocess=Lengths())),
         "unseeded": passes(make(preprocess=unseeded)),
-        "sampler": passes(sampled(rank)),
+        "sampler": passes(sampled(drawn_by(rank))),
+        "split sampler": passes(sampled(AlreadySharded(drawn_by(rank)))),
+        "sampler that fits": passes(sampled(RandomSampler(range(NUM_RECORDS)))),
+        "split sampler that fits": passes(sampled(torch_sampler())),
         "own mesh": passes(make(preprocess=plain, lanes=12, mesh=Mesh(dp_rank=rank, dp_size=4) if rank else here())),
         "unseeded, not checked": passes(make(preprocess=unseeded, check_every=None), 1),
         "alone": passes(make(mesh=Mesh(), seed=rank, preprocess=plain), 1),

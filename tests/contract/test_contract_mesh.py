@@ -131,7 +131,7 @@ def test_a_reader_that_is_killed_is_noticed_by_all(found: Any) -> None:
 
 
 def test_ranks_that_fit_are_let_through(found: Any) -> None:
-    for name, num_passes in (("fits", 2), ("packed", 1)):
+    for name, num_passes in (("fits", 2), ("packed", 1), ("sampler that fits", 2)):
         first, second, third, fourth = of(found, "misfits", name)
         assert first == second
         assert third == fourth
@@ -140,6 +140,12 @@ def test_ranks_that_fit_are_let_through(found: Any) -> None:
         ids = [{tuple(sample) for batch in one["batches"][0] for sample in batch[5]} for one in (first, third)]
         assert ids[0]
         assert not {sample[0] for sample in ids[0]} & {sample[0] for sample in ids[1]}
+
+
+def test_a_sampler_that_deals_by_the_coordinate_is_let_through(found: Any) -> None:
+    first, second, third, fourth = of(found, "misfits", "split sampler that fits")
+    assert [one["error"] for one in (first, second, third, fourth)] == [None] * 4
+    assert first["batches"] == second["batches"] != third["batches"] == fourth["batches"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,8 @@ def test_ranks_that_fit_are_let_through(found: Any) -> None:
         ("lanes", ["start-up check", "same num_lanes on all ranks", "num_lanes 12 on rank 0"]),
         ("by global rank", ["check of deliveries", "ranks of dp_rank 0 to get the same bytes"]),
         ("samples", ["check of deliveries", "ranks of dp_rank 1 to get the same micro-batches"]),
-        ("sampler", ["check of deliveries", "ranks of dp_rank 0 to get the same bytes", "never by the global rank"]),
+        ("sampler", ["start-up check", "same configuration on all 4 ranks", "order.starts: '[", "on rank 1"]),
+        ("split sampler", ["start-up check", "share dp_rank 0, to read the same data", "order.starts: '[", "never by the global rank"]),
         ("own mesh", ["start-up check", "same dp_size on all ranks", "dp_size 2 on rank 0 against dp_size 4 on rank 1, 2, 3"]),
         ("unseeded", ["check of deliveries", "same record ids with different content", "read='group'"]),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -510,3 +510,29 @@ def at_epoch(epoch: int, size: int) -> list[int]:
     sampler = cases.Shuffled(size)
     sampler.set_epoch(epoch)
     return list(sampler)
+
+
+def test_a_preview_of_an_order_is_what_comes_and_changes_nothing() -> None:
+    dataset = Numbers(100)
+    dealt = TorchSampler(dataset, num_replicas=2, rank=1)  # type: ignore[arg-type]
+    samplers: list[Any] = [RandomSampler(dataset), SequentialSampler(dataset), dealt]
+    for one in samplers:
+        sampler = ForeignSampler(one, dataset, 5)
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        previews = [sampler.preview_order(epoch) for epoch in (0, 1, 0)]
+        assert torch.equal(torch.get_rng_state(), before)
+        assert previews[0] == previews[2]
+        for epoch, preview in enumerate(previews[:2]):
+            sampler.set_epoch(epoch)
+            assert json.dumps(list(sampler)).startswith(str(preview["starts"])[:30])
+
+
+def test_orders_that_are_too_long_or_fail_have_no_preview() -> None:
+    assert ForeignSampler(range(20_000_000), Numbers(3), 0).preview_order(0) is None
+    assert ForeignSampler(Failing(), Numbers(3), 0).preview_order(0) is None
+
+
+class Failing:
+    def __iter__(self) -> Iterator[int]:
+        raise RuntimeError("no order")
