@@ -514,7 +514,7 @@ def at_epoch(epoch: int, size: int) -> list[int]:
 
 def test_a_preview_of_an_order_is_what_comes_and_changes_nothing() -> None:
     dataset = Numbers(100)
-    dealt = TorchSampler(dataset, num_replicas=2, rank=1)  # type: ignore[arg-type]
+    dealt: Any = TorchSampler(dataset, num_replicas=2, rank=1)  # type: ignore[arg-type]
     samplers: list[Any] = [RandomSampler(dataset), SequentialSampler(dataset), dealt]
     for one in samplers:
         sampler = ForeignSampler(one, dataset, 5)
