@@ -55,7 +55,8 @@ class Trainer:
             at a time. A failure is raised at the next step's end, or at the end of training.
         max_grad_norm: Clip the averaged gradient to this global norm.
         comm_dtype: Dtype of the gradients on the wire; see `GradientSynchronizer`.
-        accumulate_dtype: Dtype of the sums of gradients; see there. Default: float32 with `precision`, else that of each parameter.
+        accumulate_dtype: Dtype of the sums of gradients; see there. Default: float32 with `precision`, else that of each parameter. With
+            `torch.float64` for float32 parameters a run goes on bit for bit on another number of ranks.
         device: `"cpu"`, or `"cuda"` for the GPU of torchrun's `LOCAL_RANK`.
         prefetch_depth: Batches that are copied to the device ahead of their step; default: 2 for CUDA, 0 for the CPU.
         on_step: Called after each step, on every rank; one function or several, such as a `TensorBoardLogger`.

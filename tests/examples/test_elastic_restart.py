@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,4 +18,4 @@ def test_two_ranks_go_on_where_four_were_killed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     first, last = done.stdout.splitlines()[-2:]
     assert first.startswith("4 ranks, 7 steps and a kill; 2 ranks from step 5")
-    assert re.fullmatch(r"elastic restart: the same records in each of 10 steps; losses differ by \de-\d\d at most", last)
+    assert last == "elastic restart, 10 steps, bit for bit: records equal, loss equal, weights equal"

@@ -75,7 +75,9 @@ class GradientSynchronizer:
         accumulate_dtype: Dtype of the sums over micro-batches and ranks (`torch.float32` for bfloat16 parameters); default: each
             parameter's own. Where it is another than the parameter's, each backward moves its gradient to a buffer in that dtype, so
             `.grad` is None from the first micro-batch on; at the end `.grad` holds the average cast to the parameter's dtype, and
-            `gradients()` gives it uncast. `zero_grad` does not reach these buffers; `discard_gradients` does.
+            `gradients()` gives it uncast. `zero_grad` does not reach these buffers; `discard_gradients` does. In `torch.float64` the
+            gradients of float32 parameters add up without rounding, unless one is more than 2^29 times as large as another: averages are
+            the same bits however micro-batches are spread over 1, 2, 4, ... ranks. The buffers and what is sent are then twice as large.
         timeout_s: How long one round may take.
 
     Attributes:

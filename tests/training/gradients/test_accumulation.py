@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from aioloader.errors import ConfigError
 from aioloader.order.mesh import Mesh
 from aioloader.training.gradients.synchronizer import GradientSynchronizer
+from tests.training.ranks import Store, run_ranks
 
 NUM_TERMS = 512
 
@@ -105,3 +108,24 @@ def test_averages_of_an_open_window_are_refused() -> None:
 def test_sums_that_cannot_hold_their_terms_are_refused(dtype: torch.dtype, accumulate_dtype: torch.dtype, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GradientSynchronizer(one_weight(dtype), Mesh(), accumulate_dtype=accumulate_dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_sums_in_float64_are_the_same_bits_however_micro_batches_are_spread(dtype: torch.dtype | None) -> None:
+    """In float32 they are not: what is added to what depends on the number of ranks."""
+
+    def gradients(rank: int, _store: Store) -> list[str]:
+        size = int(os.environ["WORLD_SIZE"])
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40))
+        synchronizer = GradientSynchronizer(model, Mesh(dp_rank=rank, dp_size=size), accumulate_dtype=dtype)
+        batches = list(torch.randn(8, 16, 40))[rank::size]
+        for number, batch in enumerate(batches):
+            with synchronizer.no_sync() if number + 1 < len(batches) else nullcontext():
+                (model(batch).square().sum() / len(batches)).backward()
+        synchronizer.sync_gradients()
+        return [str(parameter.grad.double().tolist()) for parameter in model.parameters() if parameter.grad is not None]
+
+    one, two, four = (run_ranks(size, gradients)[0] for size in (1, 2, 4))
+    assert len(one) == 4
+    assert (one == two == four) is (dtype is torch.float64)
