@@ -58,11 +58,12 @@ _ALL = (
     Contestant(name="pool-64", open=feeds_plain.pool_64),
     Contestant(name="serial", open=feeds_plain.serial),
     Contestant(name="nothing", open=feeds_plain.nothing),
+    Contestant(name="floor", open=feeds_plain.floor),
 )
 
 CONTESTANTS = {contestant.name: contestant for contestant in _ALL}
 
 OURS = ("aioloader", "aioloader-thread")
 DATALOADERS = ("dataloader-map", "dataloader-iterable", "dataloader-spawn", "dataloader-forkserver")
-REFERENCES = ("serial", "nothing")
-"""Not peers: what one process does alone, and a trainer without any loader."""
+REFERENCES = ("serial", "nothing", "floor")
+"""Not peers: what one process does alone, a trainer without any loader, and what any hand-over between processes takes."""

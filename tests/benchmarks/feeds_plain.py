@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any
 
 from tests.benchmarks.work import MakeBatch, Sample, Work, in_batches, to_tensors
 
-__all__ = ["nothing", "pool", "pool_64", "serial"]
+__all__ = ["floor", "nothing", "pool", "pool_64", "serial"]
 
 
 @contextmanager
@@ -25,6 +27,20 @@ def nothing(work: Work, workers: int) -> Iterator[Iterator[Any]]:
     batches = in_batches(work)
     batch = MakeBatch(work, as_tensors=True)(batches[0])
     yield (batch for _ in batches)
+
+
+@contextmanager
+def floor(work: Work, workers: int) -> Iterator[Iterator[Any]]:
+    """Read and load a message that is there, and make tensors over memory that is there: what batches of other processes take at least."""
+    arrays = [MakeBatch(work, as_tensors=False)(indices) for indices in in_batches(work)]
+    message = pickle.dumps(list(range(work.batch_size)))
+    descriptor = os.memfd_create("messages")
+    try:
+        os.write(descriptor, message * len(arrays))
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield (to_tensors(batch) for batch in arrays if pickle.loads(os.read(descriptor, len(message))))
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

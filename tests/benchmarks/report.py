@@ -53,6 +53,8 @@ def as_text(result: Result, *, workers: int) -> str:
         word = {True: "reached", False: "MISSED", None: "not judged"}[verdict.is_reached]
         value = "" if verdict.value is None else f": {verdict.value:.3g}"
         lines.append(f"  {word}: {verdict.goal.text}{value}")
+        if verdict.is_reached is False and workload.why_missed:
+            lines.append(f"    why: {workload.why_missed}")
     return "\n".join(lines)
 
 
