@@ -213,8 +213,9 @@ class Assembler:
             queue.keep()
 
     def storable(self) -> LaneBatch | None:
-        """Return one that may as well wait elsewhere, of the lane that is ahead of all others."""
-        return max(self._queues.values(), key=len).storable()
+        """Return one that may as well wait elsewhere, of the lane with the most in memory that has such."""
+        found = [(queue.num_records_ahead, lane) for lane, queue in self._queues.items() if queue.storable() is not None]
+        return self._queues[max(found)[1]].storable() if found else None
 
     def note_stored(self, batch: LaneBatch, stored: Stored) -> None:
         """Note that what `storable` returned is elsewhere now."""

@@ -107,6 +107,7 @@ class Lane:
         self._step = int(state["step"])
         self._counts: dict[str, int] = dict(state["counts"])
         self.quarantined: list[RecordId] = [(shard, row) for shard, row in state["quarantined"]]
+        self._quarantined_json: list[Json] = [list(record) for record in self.quarantined]
         self._num_open = 0
         self._num_pushed = 0
         self._num_ragged = 0
@@ -180,6 +181,7 @@ class Lane:
             self._num_open += bool(samples)
         if is_left_out and record not in self.quarantined:
             self.quarantined.append(record)
+            self._quarantined_json = [*self._quarantined_json, list(record)]
         for sub in range(skip, len(samples)):
             groups = self._batcher.push(Item(samples[sub], seq, sub, record))  # raises with the buffer and the place unchanged
             self._seq, self._sub = (seq, sub + 1) if sub + 1 < len(samples) else (seq + 1, 0)
@@ -236,7 +238,7 @@ class Lane:
             "sub": self._sub,
             "step": self._step,
             "batcher": self._batcher.state() if self._refs is None else self._saved,
-            "quarantined": [list(record) for record in self.quarantined],
+            "quarantined": self._quarantined_json,  # shared by the states of all micro-batches that wait
             "counts": {**self._counts, **_named(self._batcher.counters())} if self._refs is None else dict(self._counts),
         }
 

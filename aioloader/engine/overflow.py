@@ -53,7 +53,7 @@ class Overflow:
             OSError: The disk is full, or there is no folder for temporary files.
             Exception: A sample cannot be serialised.
         """
-        encoded = encode(group)
+        encoded = encode(group, stays_here=True)
         data = memoryview(bytearray(encoded.nbytes))
         write(encoded, data)
         if not self._files or self._files[-1].end >= self._file_bytes:
@@ -73,7 +73,7 @@ class Overflow:
             data = stored.file.take(stored)
         except OSError as error:
             raise HostError(
-                f"temporary file in {tempfile.gettempdir()}: expected a micro-batch of {stored.nbytes} bytes that was written there, got "
+                f"temporary file in {_folder()}: expected a micro-batch of {stored.nbytes} bytes that was written there, got "
                 f"{error}; load the last state_dict() into a new loader."
             ) from error
         group: Group = decode(stored.sizes, data)
@@ -127,14 +127,22 @@ def describe_overflow(lane: int, num_waiting: int) -> str:
     """Return the log line for the first micro-batch that is stored."""
     return (
         f"lane {lane}: expected micro-batches that are delivered soon, got {num_waiting} that wait for the turn of other lanes of this "
-        f"rank, whose records give fewer; more of them wait on disk, in {tempfile.gettempdir()}. Shuffle the records, or use as many "
+        f"rank, whose records give fewer; more of them wait on disk, in {_folder()}. Shuffle the records, or use as many "
         "lanes as there are data-parallel ranks, and lanes stay together."
     )
 
 
 def describe_failure(error: Exception) -> str:
     """Return the log line for one that could not be stored."""
+    do = "point TMPDIR to a disk with room" if isinstance(error, OSError) else "return arrays or plain data"
     return (
-        f"micro-batches that wait for other lanes: expected to store them in {tempfile.gettempdir()}, got {type(error).__name__}: {error}; "
-        "they stay in memory, beyond its limit. Point TMPDIR to a disk with room, or shuffle the records so that lanes stay together."
+        f"micro-batches that wait for other lanes: expected to store them in {_folder()}, got {type(error).__name__}: {error}; they stay "
+        f"in memory, beyond its limit. To mend that, {do}, or shuffle the records so that lanes stay together."
     )
+
+
+def _folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # it tries to write there
+        return "a temporary folder"

@@ -267,11 +267,12 @@ class Pipeline:
             try:
                 turn = next(turns, None)
             except Exception as error:  # noqa: BLE001 - a batching may be the user's own
-                return batching_error(error)
-            finally:
                 self.budget.changed()
+                return batching_error(error)
             if turn is None:
                 await self._store_blocked()
+            self.budget.changed()
+            if turn is None:
                 return None
             await self._hand_over(turn)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioloader.engine.assembler import Place, Stamps
@@ -26,10 +27,11 @@ class Queue:
         self._lanes: list[int] = []
         self._seqs: list[int] = []
         self._records: list[Any] = []
+        self._start = 0
         self._ids: deque[Sequence[RecordId]] = deque()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._records) - self._start
 
     def extend(self, lanes: Sequence[int], seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
         """Append records."""
@@ -40,11 +42,16 @@ class Queue:
 
     def cut(self, epoch: int, max_records: int) -> tuple[Stamps, Chunk]:
         """Take the first `max_records` records or all there are, at least one."""
-        records = self._records[:max_records]
+        part = slice(self._start, self._start + max_records)
+        records = self._records[part]
         number = len(records)
-        stamps = Stamps(self._lanes[:number], self._seqs[:number], _take(self._ids, number))
-        for column in (self._lanes, self._seqs, self._records):
-            del column[:number]  # at once: behind busy workers the queue is never empty, and would keep all that was ever read
+        stamps = Stamps(self._lanes[part], self._seqs[part], _take(self._ids, number))
+        self._records[part] = repeat(None, number)  # behind busy workers the queue is never empty, and would keep all that was ever read
+        self._start += number
+        if 2 * self._start >= len(self._records):
+            for column in (self._lanes, self._seqs, self._records):
+                del column[: self._start]
+            self._start = 0
         return stamps, Chunk(epoch, records, stamps.ids)
 
 

@@ -69,7 +69,7 @@ class WaitingBatches:
         return self.num_records - (oldest.num_records if oldest.stored is None else 0)
 
     def storable(self) -> LaneBatch | None:
-        """Return the first of the new ones, if it is not the very next."""
+        """Return the first of the new ones, if it is not the very next. It stays the first until `replace`, or until others are taken."""
         if self._num_new == len(self._batches):
             self._num_new = max(0, self._num_new - 1)
         return self._batches[-self._num_new] if self._num_new else None

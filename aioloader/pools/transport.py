@@ -47,13 +47,15 @@ class Encoded(NamedTuple):
         return sum(part.nbytes for part, _ in self.placed)
 
 
-def encode(value: Any) -> Encoded:
+def encode(value: Any, *, stays_here: bool = False) -> Encoded:
     """Return `value` as bytes; arrays are not copied yet, so they must not change before `write`.
+
+    With `stays_here` it is decoded in this very process: functions and classes of the main module are those then, not copies.
 
     Raises:
         Exception: Whatever pickling something inside `value` raises.
     """
-    return _encoded(value, [])
+    return _encoded(value, [], stays_here=stays_here)
 
 
 def encode_samples(samples: Sequence[Any], rooms: Mapping[str, Room] | None = None) -> Encoded:
@@ -148,12 +150,12 @@ def _columns(value: Any, beside: Sequence[memoryview], elsewhere: Any) -> Sample
     return SampleColumns(keys, columns)
 
 
-def _encoded(value: Any, parts: Sequence[Concatenation], *, is_columns: bool = False) -> Encoded:
+def _encoded(value: Any, parts: Sequence[Concatenation], *, is_columns: bool = False, stays_here: bool = False) -> Encoded:
     value = (is_columns, value)
     beside: list[pickle.PickleBuffer] = []
     try:
         main = _dump(pickle.Pickler, value, beside.append)
-        by_value = _MAIN_MODULE in main  # the other process has another main module
+        by_value = not stays_here and _MAIN_MODULE in main  # the other process has another main module
     except (pickle.PicklingError, AttributeError, TypeError):
         by_value = True  # classes of the user's main module are known to cloudpickle only
     if by_value:

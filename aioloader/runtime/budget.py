@@ -149,10 +149,17 @@ class Budget:
         return int(num_records * self._made_bytes)
 
     def is_crowded(self, num_records: int) -> bool:
-        """Return whether so many of the records in flight had better wait elsewhere: they or all bytes are more than half of the limit."""
+        """Return whether so many of the records in flight had better wait elsewhere.
+
+        They are more than half of the records, or an eighth of the bytes where all is more than half: what a block of results holds
+        besides them is held for as long as they are.
+        """
         if not num_records:
             return False
-        return self.slots.is_crowded(num_records) or (self.limit_bytes is not None and 2 * self._held_bytes() > self.limit_bytes)
+        if self.slots.is_crowded(num_records):
+            return True
+        limit = self.limit_bytes
+        return limit is not None and 8 * self.estimated_bytes(num_records) > limit and 2 * self._held_bytes() > limit
 
     async def acquire(self, max_records: int) -> int:
         """Wait until records may start and take up to `max_records`; return how many.

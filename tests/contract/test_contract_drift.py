@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from aioloader import FixedBatch, Loader, PreprocessError, TokenBudget
-from tests.contract.cases import EVERY_HOST, INLINE, PROCESSES, THREAD_HOST, THREADS, Options, all_facts, facts, name_of
+from tests.contract.cases import EVERY_HOST, INLINE, PROCESSES, THREAD_HOST, THREADS, Options, all_facts, facts, name_of, run_script
 
 NUM_RECORDS = 600
 BUFFER = 24
@@ -107,6 +108,47 @@ def first(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"number": np.array([sample["number"][0] for sample in samples])}
 
 
+@pytest.mark.parametrize("rates", [(1, 5, 3), (2, 1, 3, 1, 7)])
+def test_lanes_of_several_speeds(rates: tuple[int, ...]) -> None:
+    """Not only the fastest lane waits on disk."""
+
+    def some(number: int) -> list[dict[str, Any]]:
+        return [{"input_ids": np.array([number, sub])} for sub in range(rates[number % len(rates)])]
+
+    with make(INLINE, preprocess=some, lanes=len(rates)) as loader:
+        expected = all_facts(loader)
+    with make(PROCESSES, preprocess=some, lanes=len(rates), buffer_size=4 * BUFFER) as loader:
+        assert all_facts(loader) == expected
+        assert loader.stats()["peak_in_flight"] <= 4 * BUFFER + 3, "a micro-batch more while others are being stored"
+
+
+def test_what_was_stored_is_of_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process a class of the main module counts its instances, and a function is itself."""
+    monkeypatch.setattr(Counted, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Counted", Counted, raising=False)
+    Counted.made = 0
+    with make(THREADS, preprocess=counted, collate=are_counted) as loader:
+        assert all(batch["is_one"].all() for batch in loader)
+        assert loader.stats()["stored_batches"] > 100
+    assert Counted.made == NUM_RECORDS * 3
+
+
+class Counted:
+    made = 0
+
+    def __init__(self) -> None:
+        Counted.made += 1
+        self.kind = Counted
+
+
+def counted(number: int) -> list[Counted]:
+    return [Counted() for _ in range(5 if number % 2 else 1)]
+
+
+def are_counted(samples: list[Counted]) -> dict[str, Any]:
+    return {"is_one": np.array([type(sample) is Counted is sample.kind for sample in samples])}
+
+
 @pytest.mark.parametrize("options", [THREADS], ids=name_of)
 def test_without_room_on_disk_they_stay_in_memory(
     options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -119,6 +161,31 @@ def test_without_room_on_disk_they_stay_in_memory(
         assert loader.stats()["stored_batches"] == 0
     assert f"expected to store them in {tmp_path / 'none'}, got FileNotFoundError" in caplog.text
     assert caplog.text.count("expected to store them") == 1
+
+
+def test_a_disk_that_is_full_from_the_beginning(tmp_path: Path) -> None:
+    """Then there is not even a folder for temporary files."""
+    script = """
+        import resource, sys, tempfile
+        import numpy as np
+        import torch.utils.data  # looks for that folder, too
+        from aioloader import FixedBatch, Loader
+
+        def some(number):
+            return [number] * (5 if number % 2 else 1)
+
+        def collate(samples):
+            return {"x": np.array(samples)}
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        tempfile.tempdir = None
+        options = {"preprocess": some, "batch": FixedBatch(3), "collate": collate, "lanes": 2, "buffer_size": 24}
+        with Loader(range(600), host="thread", pool="thread", workers=2, **options) as loader:
+            print(sum(len(batch["x"]) for batch in loader), loader.stats()["stored_batches"])
+    """
+    done = run_script(script)
+    assert done.stdout.split() == ["600", "0"], done.stderr
+    assert "expected to store them in a temporary folder, got FileNotFoundError" in done.stderr
 
 
 def test_lanes_that_stay_together_store_nothing(caplog: pytest.LogCaptureFixture) -> None:
