@@ -35,7 +35,7 @@ ROWS: dict[str, Row] = {
     "C009": shown("training needs no tokenizer", f"{PREPROCESS}::test_reading_needs_no_tokenizer"),
     "C010": shown(
         "memory does not grow with the text (200 MB: tests/benchmarks/preprocess_table.py)",
-        "tests/preprocess/test_memory.py::test_six_times_the_text_takes_no_more_memory",
+        "tests/preprocess/test_memory.py::test_more_text_takes_no_more_memory",
     ),
     "D005": shown("an int32 file for each input", f"{PREPROCESS}::test_each_input_has_a_file_of_its_own"),
     "D006": shown("documents end, and what was added is told", f"{PREPROCESS}::test_the_stream_is_every_document_and_its_end"),
