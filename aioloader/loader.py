@@ -58,8 +58,8 @@ class Loader:
         shuffle: Hands out the records of each epoch in another order, see `Shuffle`; None: as the source gives them.
         seed: Seeds `random`, `numpy.random` and torch for each record, together with the epoch and the record's id.
         epochs: Epochs per pass; None: without end. Lanes meet at the end of a pass: where the records of one give more than those of
-            another, they drift apart until then, and what one is ahead waits in a temporary file once it takes half of `buffer_size` or
-            `memory_limit` (with `workers=0`, in memory). `Shuffle` keeps them together.
+            another, they drift apart until then, and what one is ahead waits in a temporary file once it takes half of `buffer_size`, or
+            an eighth of `memory_limit` while half of that is in use (with `workers=0`, in memory). `Shuffle` keeps them together.
         lanes: Logical data-parallel streams, a multiple of `mesh.dp_size` (default: equal to it). With dp_size x accumulation lanes,
             a rank delivers `accumulation` micro-batches per optimizer step.
         workers: Worker processes or threads; 0 runs everything in the caller's thread, for debugging. Default: the CPUs of this rank.

@@ -5,7 +5,6 @@ Imports torch only where a sampler draws from it: the engine's process does with
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import json
@@ -20,6 +19,7 @@ from aioloader.order.mesh import Mesh
 from aioloader.order.permutation import permutation_key
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.protocols import Json
+from aioloader.state import fingerprint_hash
 
 __all__ = ["ForeignSampler", "check_ranks", "is_dealt"]
 
@@ -81,7 +81,7 @@ class ForeignSampler:
             return None
         finally:
             seeding.end()
-        return {"starts": text[:40], "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        return {"starts": text[:40], "sha256": fingerprint_hash(text)[:16]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without what is bound to the sampler."""
