@@ -96,9 +96,7 @@ def make_plan(
         num_workers=num_workers,
         buffer_size=_buffer_size(buffer_size),
         memory_limit=options.parse_bytes("Loader(memory_limit=)", memory_limit),
-        prefetch_batches=options.check_int(
-            "Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait"
-        ),
+        prefetch_batches=_prefetch_batches(prefetch_batches),
         end=_end(end),
         num_distinct=ordered.num_distinct if isinstance(ordered, RepeatedEpoch) else None,
         faults=FaultPolicy(on_error),
@@ -117,6 +115,12 @@ def make_plan(
     if isinstance(source, Mixture) and source.length is not None:
         fingerprint["length"] = function_fingerprint(source.length)
     return replace(plan, fingerprint=fingerprint), prepared
+
+
+def _prefetch_batches(prefetch_batches: Any) -> int | None:
+    if prefetch_batches is None:
+        return None
+    return options.check_int("Loader(prefetch_batches=)", prefetch_batches, at_least=1, do="allow at least one batch to wait, or use None")
 
 
 def _fingerprint(plan: Plan, preprocess: Preprocess, shuffle: Shuffle | None) -> dict[str, Json]:

@@ -22,6 +22,8 @@ __all__ = [
     "SampleColumns",
     "as_tensor",
     "columns_of",
+    "dense",
+    "followed_by",
     "parts_of",
     "samples_of",
 ]
@@ -70,13 +72,6 @@ class RowIds(_Sequence[RecordId]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowIds, (self.shard, self.rows)
-
-    def followed_by(self, other: RowIds) -> RowIds | None:
-        """Return both as one, or None where `other` does not go on where this ends."""
-        step = self.rows.step
-        if other.shard != self.shard or other.rows.step != step or other.rows.start != self.rows.start + step * len(self.rows):
-            return None
-        return RowIds(self.shard, range(self.rows.start, other.rows.start + step * len(other.rows), step))
 
 
 class Chain(_Sequence[T]):
@@ -268,6 +263,26 @@ class ItemRun(_Sequence[Item]):
         return map(Item, self.samples, self.seqs, repeat(0), self.records)
 
 
+def followed_by(first: Any, second: Any) -> Any:
+    """Return two ranges, or the ids of two ranges of rows, as one; None where the second does not go on where the first ends."""
+    if type(first) is range and type(second) is range:
+        step = first.step
+        if second.step != step or second.start != first.start + step * len(first):
+            return None
+        return range(first.start, second.start + step * len(second), step)
+    if type(first) is RowIds and type(second) is RowIds and first.shard == second.shard:
+        rows = followed_by(first.rows, second.rows)
+        return None if rows is None else RowIds(first.shard, rows)
+    return None
+
+
+def dense(numbers: Sequence[int]) -> Sequence[int]:
+    """Return rising numbers as a range, where none is left out."""
+    if type(numbers) is range or not numbers or numbers[-1] - numbers[0] + 1 != len(numbers):
+        return numbers
+    return range(numbers[0], numbers[-1] + 1)
+
+
 def parts_of(sequence: Sequence[T]) -> Sequence[Sequence[T]]:
     """Return the parts of a chain; any other sequence is one part."""
     return sequence.parts if isinstance(sequence, Chain) else [sequence]
@@ -275,6 +290,8 @@ def parts_of(sequence: Sequence[T]) -> Sequence[Sequence[T]]:
 
 def samples_of(items: Sequence[Item]) -> Sequence[Sample]:
     """Return the samples of items; in columns where they are."""
+    if isinstance(items, ItemRun):
+        return items.samples
     parts = parts_of(items)
     return Chain.of([part.samples if isinstance(part, ItemRun) else [item.sample for item in part] for part in parts])
 

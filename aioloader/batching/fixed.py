@@ -58,11 +58,14 @@ class _FixedBatcher:
         return self.ready() if self._num_items >= self._batch_size else iter(())
 
     def push_run(self, items: Sequence[Item]) -> Iterator[tuple[Group, int]]:
-        at = 0
-        while (end := at + self._batch_size - self._num_items) <= len(items):
-            self._hold(items[at:end])
-            at = end
-            yield self._take(complete=True), at
+        at, num_items, size = 0, len(items), self._batch_size
+        while (end := at + size - self._num_items) <= num_items:
+            part, at = items[at:end], end
+            if self._num_items:
+                self._hold(part)
+                yield self._take(complete=True), at
+            else:
+                yield Group(samples_of(part), part), at
         self._hold(items[at:])
 
     def ready(self) -> Iterator[Group]:

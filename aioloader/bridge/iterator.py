@@ -162,14 +162,18 @@ class BatchIterator:
             "waits": self._waits.snapshot(),
         }
 
+    def look_again(self) -> None:
+        """Let a task that waits look again: what it waits for may have been received for it, and its descriptor stay quiet."""
+        if self._is_waiting:
+            with contextlib.suppress(anyio.NoEventLoopError):
+                anyio.notify_closing(self._feed.fileno())
+
     def close(self, reason: BaseException | None = None) -> None:
         """Leave the pass; later calls raise `reason`, or `ClosedError`. Safe to call twice."""
         if self._over is not None:
             return
         self._over = reason or ClosedError("iterator: expected an open iterator, got one that was closed; start a new loop.")
-        if self._is_waiting:
-            with contextlib.suppress(anyio.NoEventLoopError):
-                anyio.notify_closing(self._feed.fileno())
+        self.look_again()
         if self._inline is not None:
             self._inline.close()
         if self._sender is not None:
@@ -230,13 +234,12 @@ class BatchIterator:
             await self._wait_readable()
 
     async def _wait_readable(self) -> None:
-        """Wait until there is something to receive, or until another task closes this iterator."""
+        """Wait until there is something to receive, or until another task closes this iterator or lets it look again."""
         self._is_waiting = True
         try:
             await anyio.wait_readable(self._feed.fileno())
         except anyio.ClosedResourceError:
             self._check()
-            raise
         finally:
             self._is_waiting = False
 

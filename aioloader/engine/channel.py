@@ -3,7 +3,7 @@
 Large arrays may lie there already, written by the workers; see `reservations.py`.
 
 trainer -> engine    RUN (start a pass), TAKEN (micro-batches delivered, segments returned), STATS
-engine -> trainer    BATCH, END (the pass is over), ERROR (the pass failed), STATS
+engine -> trainer    BATCH (one or several), END (the pass is over), ERROR (the pass failed), STATS
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ RUN, TAKEN, STATS = 1, 2, 3
 BATCH, END, ERROR = 11, 12, 13
 
 INLINE_BYTES = 1 << 13  # below this a copy through the socket is cheaper than a segment's bookkeeping
+_MAX_TOGETHER = 16
+_TOGETHER_BYTES = 1 << 18  # a trainer that keeps one micro-batch of a message keeps the memory of all
+_MIN_PREFETCH = 2
+_MAX_PREFETCH = 16
+_MAX_PREFETCH_BYTES = 1 << 20
+_READY_SHARE = 2  # of the records in flight: the others need the rest to stay at work
+_TOLD_SHARE = 2  # of the micro-batches that may wait: so many deliveries are worth a message, which wakes the engine
 
 
 class Delivered:
@@ -90,16 +97,23 @@ class Delivered:
 
 
 class Outbox:
-    """The engine's end: sends micro-batches, never more than `prefetch_batches` ahead of the trainer."""
+    """The engine's end: sends micro-batches, several in one message where they are small and ready together.
 
-    def __init__(self, wire: Wire, prefetch_batches: int, *, max_free_bytes: int = 1 << 28, inline_bytes: int = INLINE_BYTES) -> None:
+    Never more than `prefetch_batches` of them wait for the trainer. None: two, and more where they are small: up to 16, as long as
+    they take 1 MiB and half of the records in flight at most.
+    """
+
+    def __init__(
+        self, wire: Wire, prefetch_batches: int | None, *, max_free_bytes: int = 1 << 28, inline_bytes: int = INLINE_BYTES
+    ) -> None:
         self._wire = wire
         self._inline_bytes = inline_bytes
         self._arena = Arena(max_free_bytes, keeps_descriptors=True)
         self._max_reserved_bytes = 2 * max_free_bytes
         self._prefetch_batches = prefetch_batches
+        self._limit = prefetch_batches or _MIN_PREFETCH
         self._waiting: deque[tuple[int, int]] = deque()
-        """Records and bytes of each micro-batch that was sent and not delivered yet."""
+        """Records and bytes of each micro-batch that was put and not delivered yet."""
         self.batch_bytes = 0
         self.num_placed = 0
         self.num_missed = 0
@@ -109,17 +123,18 @@ class Outbox:
         """Told of segments that are given back to the system, which may have been reserved before."""
         self._taken = Signal()
         self._layout: Layout | None = None
+        self._message: _Message | None = None
         self.budget: Budget | None = None
 
     @property
     def num_waiting(self) -> int:
-        """Return the micro-batches sent and not yet delivered."""
+        """Return the micro-batches put and not yet delivered."""
         return len(self._waiting)
 
     @property
     def has_room(self) -> bool:
         """Return whether one more micro-batch may wait for the trainer."""
-        return len(self._waiting) < self._prefetch_batches
+        return len(self._waiting) < self._limit
 
     @property
     def waiting_bytes(self) -> int:
@@ -128,12 +143,13 @@ class Outbox:
         return self._waiting_bytes + self._reservations.nbytes
 
     async def room(self) -> None:
-        """Wait until one more micro-batch may wait for the trainer."""
+        """Wait until one more micro-batch may wait for the trainer, which gets those put before."""
+        await self.flush()
         while not self.has_room:
             await self._taken.wait()
 
     async def put(self, ready: Ready, cause: int = 0) -> None:
-        """Send one micro-batch, with what the engine was waiting for before it.
+        """Load one micro-batch, with what the engine was waiting for before it; it leaves with the next `flush`, or before.
 
         Raises:
             BatchError: The collator returned something that cannot move to the trainer.
@@ -143,29 +159,42 @@ class Outbox:
         others = b""
         if len(layout.arrays) < len(layout.names):
             others = _pack_others({name: field for name, field in ready.fields.items() if not isinstance(field, TensorArray)}, ready)
-        self._waiting.append((ready.num_records, layout.nbytes))
-        self._waiting_bytes += layout.nbytes
-        self.batch_bytes = layout.nbytes
-        segment, placed = self._segment_for(layout, ready.fields)
-        memory = segment.memory if segment else memoryview(bytearray(layout.nbytes))
+        nbytes = layout.nbytes
+        claimed = self._claim(layout, ready.fields)
+        if self._message is not None and (claimed is not None or self._message.room < nbytes):
+            await self.flush()
+        self._waiting.append((ready.num_records, nbytes))
+        self._waiting_bytes += nbytes
+        self.batch_bytes = nbytes
+        if self._prefetch_batches is None:
+            self._limit = self._limit_for(nbytes, ready.num_records)
+        message = self._message
+        if message is None:
+            message = self._message = self._begin(nbytes) if claimed is None else _Message(claimed[0], claimed[0].memory, nbytes)
+        offset = message.num_used
         for field in layout.arrays:
-            if field.num_elements and field.name not in placed:
-                target = np.frombuffer(memory, field.dtype, field.num_elements, field.offset)
+            if field.num_elements and (claimed is None or field.name not in claimed[1]):
+                target = np.frombuffer(message.memory, field.dtype, field.num_elements, offset + field.offset)
                 ready.fields[field.name].write(target.reshape(field.shape))
         self._layout = layout
-        meta = pickle.dumps(
-            (
-                (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, ready.num_samples, cause),
-                None if known else layout,
-                others,
-                pickle.dumps(ready.provenance),
-                pickle.dumps(ready.state),
-                None if segment is None else (segment.number, segment.nbytes),
-                self._retired(),
-            )
-        )
+        head = (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, ready.num_samples, cause)
+        records, state = pickle.dumps(ready.provenance), pickle.dumps(ready.state)
+        message.entries.append((head, None if known else layout, others, records, state, offset))
+        message.num_used = offset + nbytes
+        message.room -= nbytes
+        if len(message.entries) >= _MAX_TOGETHER or message.room < nbytes:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send what was put."""
+        message, self._message = self._message, None
+        if message is None:
+            return
+        segment = message.segment
+        where = None if segment is None else (segment.number, segment.nbytes, message.num_used)
+        meta = pickle.dumps((message.entries, where, self._retired(), max(1, self._limit // _TOLD_SHARE)))
         if segment is None:
-            await self._wire.send_async(BATCH, meta, [memory])
+            await self._wire.send_async(BATCH, meta, [message.memory[: message.num_used]])
             return
         await self._wire.send_async(BATCH, meta, descriptors=[] if segment.announced else [segment.descriptor])
         segment.announce()
@@ -181,17 +210,34 @@ class Outbox:
             return None
         return self._reservations.reserve(self._layout.nbytes, num_rows, rooms_of(self._layout, num_rows))
 
-    def _segment_for(self, layout: Layout, fields: Mapping[str, Any]) -> tuple[Segment | None, frozenset[str]]:
-        """Return where a micro-batch goes, and which of its fields are there already."""
-        if layout.nbytes <= self._inline_bytes:
-            return None, frozenset()
-        if self._reservations.num_open:
-            found = self._reservations.claim(layout, fields)
-            if found is not None:
-                self.num_placed += 1
-                return found
+    def _claim(self, layout: Layout, fields: Mapping[str, Any]) -> tuple[Segment, frozenset[str]] | None:
+        """Return the segment that a micro-batch lies in already, and which of its fields do."""
+        if not self._reservations.num_open or layout.nbytes <= self._inline_bytes:
+            return None
+        found = self._reservations.claim(layout, fields)
+        if found is None:
             self.num_missed += 1
-        return self._arena.take(layout.nbytes), frozenset()
+        else:
+            self.num_placed += 1
+        return found
+
+    def _begin(self, nbytes: int) -> _Message:
+        """Return an empty message, with room for as many micro-batches of a size as may go together."""
+        number = min(_MAX_TOGETHER, self._prefetch_batches or _MAX_TOGETHER)
+        if number * nbytes > self._inline_bytes and 4 * nbytes > self._inline_bytes:
+            room = max(nbytes, min(number * nbytes, _TOGETHER_BYTES // nbytes * nbytes))
+            if room > self._inline_bytes:
+                segment = self._arena.take(room)
+                return _Message(segment, segment.memory, room)
+        room = max(nbytes, min(number * nbytes, self._inline_bytes))
+        return _Message(None, memoryview(bytearray(room)), room)
+
+    def _limit_for(self, nbytes: int, num_records: int) -> int:
+        """Return how many micro-batches of a size may wait for the trainer: the more the cheaper they are to keep."""
+        limit = min(_MAX_PREFETCH, _MAX_PREFETCH_BYTES // max(1, nbytes))
+        if self.budget is not None:
+            limit = min(limit, self.budget.slots.limit // (_READY_SHARE * max(1, num_records)))
+        return max(_MIN_PREFETCH, limit)
 
     def take_back(self, num_taken: int, returned: list[int]) -> None:
         """Note that the trainer took micro-batches and returned segments."""
@@ -221,34 +267,68 @@ def _ignore(_numbers: list[int]) -> None:
     """Tell nobody."""
 
 
+class _Message:
+    """Micro-batches that travel together."""
+
+    __slots__ = ("entries", "memory", "num_used", "room", "segment")
+
+    def __init__(self, segment: Segment | None, memory: memoryview, room: int) -> None:
+        self.segment = segment
+        self.memory = memory
+        self.room = room
+        self.num_used = 0
+        self.entries: list[tuple[Any, ...]] = []
+
+
 class Inbox:
-    """The trainer's end: opens micro-batches, and notes which shared memory came free."""
+    """The trainer's end: opens messages, and notes which shared memory came free.
+
+    Attributes:
+        told_every: After how many micro-batches the engine wants to hear that they were delivered.
+    """
 
     def __init__(self, max_held_segments: int, lock: PageLock | None = None) -> None:
+        self.told_every = 1
         self._views = SegmentViews(lock)
         self._layout: Layout | None = None
         self._max_held_segments = max_held_segments
         self._num_viewed = 0
         self._num_returned = 0
         self._returned: list[int] = []
+        self._arrived: deque[tuple[tuple[Any, ...], Any]] = deque()
+        """Micro-batches that are not opened yet, each with the memory of its message."""
 
-    def open(self, frame: Frame) -> Delivered:
-        """Return the micro-batch of a BATCH frame. One too many for those held is copied, so that shared memory stays bounded."""
-        head, layout, others, records, state, where, retired = pickle.loads(frame.meta)
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def add(self, frame: Frame) -> None:
+        """Take the micro-batches of a BATCH frame. A segment too many for those held is copied, so that shared memory stays bounded."""
+        entries, where, retired, self.told_every = pickle.loads(frame.meta)
         for number in retired:
             self._views.forget(number)
-        if layout is None:
-            layout = self._layout
-        self._layout = layout
         memory: Any = frame.body
         if where is not None:
-            number, segment_bytes = where
+            number, segment_bytes, num_used = where
             if frame.descriptors:
                 self._views.attach(number, frame.descriptors[0], segment_bytes)
-            memory = self._views.view(number, layout.nbytes, self._returned.append)
+            memory = self._views.view(number, num_used, self._returned.append)
             self._num_viewed += 1
             if self._num_viewed - self._num_returned - len(self._returned) > self._max_held_segments:
                 memory = memory.copy()
+        for entry in entries:
+            self._arrived.append((entry, memory))
+
+    def next(self) -> Delivered:
+        """Return the next micro-batch, which must be there.
+
+        Raises:
+            BatchError: It has fields that cannot be loaded here.
+        """
+        (head, layout, others, records, state, offset), memory = self._arrived.popleft()
+        if layout is None:
+            layout = self._layout
+        self._layout = layout
+        memory = memory[offset : offset + layout.nbytes]
         return Delivered(head, layout, memory, _load_others(others) if others else {}, records, state)
 
     def take_returned(self) -> list[int]:
@@ -262,6 +342,7 @@ class Inbox:
 
     def close(self) -> None:
         """Let go of the shared memory; what is viewed stays valid."""
+        self._arrived.clear()
         self._views.close()
 
 

@@ -12,7 +12,7 @@ import os
 import pickle
 import socket
 import threading
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered, Inbox
 from aioloader.engine.plan import Plan, Run
@@ -57,7 +57,9 @@ class Host:
         self._owner_pid = os.getpid()
         self._inbox = Inbox(_MAX_HELD_SEGMENTS, lock)
         self._stats: dict[str, Any] = {}
-        self._early: list[Frame] = []
+        self._last: Frame | None = None
+        """What ended the pass, if it came while the micro-batches before it were not taken yet."""
+        self._num_untold = 0
         self._thread: threading.Thread | None = None
         self._sidecar_pid: int | None = None
         ours, theirs = socket.socketpair()
@@ -95,68 +97,86 @@ class Host:
             Ended: The pass is over.
             AioLoaderError: The pass failed; everything before the failing record was received.
         """
-        try:
-            frame = self._early.pop(0) if self._early else self._wire.try_receive()
-        except WireClosedError as error:
-            raise self._death() from error
-        return None if frame is None else self._open(frame)
+        inbox = self._inbox
+        if not inbox:
+            frame, self._last = self._last, None
+            try:
+                if frame is None and (frame := self._wire.try_receive()) is None:
+                    self._tell()
+                    return None
+            except WireClosedError as error:
+                raise self._death() from error
+            if frame.kind != BATCH:
+                self._end(frame)
+            inbox.add(frame)
+        return inbox.next()
 
     def look(self) -> Ahead:
         """Return what is there, without taking it."""
         is_closed = False
         try:
-            while (frame := self._wire.try_receive()) is not None:
-                self._early.append(frame)
+            while self._last is None and (frame := self._wire.try_receive()) is not None:
+                self._keep(frame)
         except WireClosedError:
             is_closed = True
-        num_batches = sum(frame.kind == BATCH for frame in self._early)
-        if num_batches < len(self._early):
-            return Ahead(num_batches, "end" if self._early[-1].kind == END else "failure")
-        return Ahead(num_batches, "failure" if is_closed else "nothing yet")
+        if self._last is not None:
+            return Ahead(len(self._inbox), "end" if self._last.kind == END else "failure")
+        return Ahead(len(self._inbox), "failure" if is_closed else "nothing yet")
 
     def wait(self) -> None:
         """Wait, blocking, until there is something to receive."""
         self._wire.wait()
 
     def taken(self) -> None:
-        """Tell the engine that a micro-batch was delivered, and which shared memory is free again."""
-        returned = self._inbox.take_returned()
-        self._send(TAKEN, pickle.dumps(returned) if returned else b"")
+        """Note that a micro-batch was delivered; the engine hears of several at once, and which shared memory is free again."""
+        self._num_untold += 1
+        if self._num_untold >= self._inbox.told_every:
+            self._tell()
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's numbers as of now, or the last known ones if it ended."""
+        self._tell()
         with contextlib.suppress(HostError, WireClosedError):
             self._send(STATS)
             while (frame := self._wire.receive()) is not None:
                 if frame.kind == STATS:
                     self._stats = pickle.loads(frame.meta)
                     break
-                self._early.append(frame)
+                self._keep(frame)
         return self._stats
 
     def close(self) -> None:
         """End the engine and everything it started; safe to call twice. Batches in hand stay valid."""
         self._wire.close()
-        for frame in self._early:  # received ahead of time, and never opened
-            for descriptor in frame.descriptors:
-                os.close(descriptor)
-        self._early.clear()
         if self._zygote is not None:
             self._zygote.close()
         if self._thread is not None and self._owner_pid == os.getpid() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_TIMEOUT_S)
         self._inbox.close()
 
-    def _open(self, frame: Frame) -> Delivered:
+    def _keep(self, frame: Frame) -> None:
+        """Keep what came ahead of time."""
         if frame.kind == BATCH:
-            return self._inbox.open(frame)
+            self._inbox.add(frame)
+        else:
+            self._last = frame
+
+    def _end(self, frame: Frame) -> NoReturn:
+        """Raise what ended the pass."""
+        self._tell()
         if frame.body:
             self._stats = pickle.loads(frame.body)
         if frame.kind == END:
             raise Ended(json.loads(bytes(frame.meta)))
         if frame.kind == ERROR:
             raise unpack_error(frame.meta)
-        raise HostError(f"engine: expected a micro-batch, an end or an error, got message {frame.kind}; report this.")
+        raise HostError(f"engine: expected micro-batches, an end or an error, got message {frame.kind}; report this.")
+
+    def _tell(self) -> None:
+        """Tell the engine how many micro-batches were delivered since the last time."""
+        if self._num_untold:
+            number, self._num_untold = self._num_untold, 0
+            self._send(TAKEN, pickle.dumps((number, self._inbox.take_returned())))
 
     def _send(self, kind: int, meta: bytes = b"") -> None:
         with contextlib.suppress(WireClosedError):  # the next receive says how the engine ended

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from aioloader.engine.overflow import Stored
 from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, RunBatcher, Sample
-from aioloader.sequences import ItemRun
+from aioloader.sequences import ItemRun, dense
 
 __all__ = ["Lane", "LaneBatch", "fresh_lane_state", "oldest_seq"]
 
@@ -83,7 +83,7 @@ def oldest_seq(batching: Batching, state: Json) -> int:
 
 def _named(counters: Mapping[str, int]) -> dict[str, int]:
     """Return what a batcher counted under names of its own."""
-    return {_own_name(name): number for name, number in counters.items()}
+    return dict(zip(map(_own_name, counters), counters.values(), strict=True))
 
 
 @functools.cache
@@ -137,6 +137,7 @@ class Lane:
 
     def take_run(self, seqs: Sequence[int], records: Sequence[RecordId], samples: Sequence[Sample]) -> Iterator[LaneBatch]:
         """Take consecutive records that gave one sample each: the same as `take` for each of them."""
+        seqs = dense(seqs)
         items = ItemRun(samples, seqs, records)
         self._num_pushed = 0
         num_counted = 0
@@ -232,26 +233,33 @@ class Lane:
 
     def state(self) -> dict[str, Json]:
         """Return the lane's state as of the last micro-batch yielded, or as of now between records."""
+        return self._state(self._batcher.state() if self._refs is None else self._saved)
+
+    def _state(self, batcher: Json) -> dict[str, Json]:
+        if self._refs is None and self._run_batcher is None:
+            self._counts.update(_named(self._batcher.counters()))
         return {
             "epoch": self._epoch,
             "seq": self._seq,
             "sub": self._sub,
             "step": self._step,
-            "batcher": self._batcher.state() if self._refs is None else self._saved,
+            "batcher": batcher,
             "quarantined": self._quarantined_json,  # shared by the states of all micro-batches that wait
-            "counts": {**self._counts, **_named(self._batcher.counters())} if self._refs is None else dict(self._counts),
+            "counts": self._counts.copy(),
         }
 
     def _batch(self, group: Group, epoch: int | None = None) -> LaneBatch:
         step, self._step = self._step, self._step + 1
-        state = self.state()
-        left = set(self._batcher.refs(state["batcher"]))
+        batcher = self._batcher.state()
+        left = set(self._batcher.refs(batcher))
         num_samples = _num_finished(group, left)
-        for counts in (self._counts, state["counts"]):
-            counts["delivered_samples"] += num_samples
-        still = {seq for seq, _ in left} | ({self._seq} if self._sub else set())
+        self._counts["delivered_samples"] += num_samples
+        still = {seq for seq, _ in left}
+        if self._sub:
+            still.add(self._seq)
         done, self._num_open = self._num_open - len(still), len(still)
         oldest_seq = min(self._seq, *still) if still else self._seq
+        state = self._state(batcher)
         return LaneBatch(self.number, step, self._epoch if epoch is None else epoch, group, state, done, num_samples, oldest_seq)
 
     def _count_run(self, num_records: int) -> None:

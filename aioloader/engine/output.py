@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,9 @@ _OF_WHOLE_SEQUENCES = ("global_cu_seqlens", "global_max_seqlen")
 _COUNTED_BY_VALUE = ("attention_mask", "document_ids", "labels")
 
 Provenance = list[tuple[Any, ...]]
-"""Where samples come from, in parts: (shard, start, stop, step, seqs) where the rows are a range and all subs are 0, else
-(ids, seqs, subs). Plain data: pickling a class of our own takes ten times as long, once per micro-batch."""
+"""Where samples come from, in parts: (shard, start, stop, step, seqs) where the rows are a range and all subs are 0, with the first
+seq instead of all of them where none is left out; else (ids, seqs, subs). Plain data: pickling a class of our own takes ten times as
+long, once per micro-batch."""
 
 
 class TensorArray:
@@ -115,7 +116,8 @@ def list_records(provenance: Provenance) -> list[tuple[RecordId, int, int]]:
     for part in provenance:
         if isinstance(part[0], str):
             shard, start, stop, step, seqs = part
-            rows.extend(zip(RowIds(shard, range(start, stop, step)), seqs, repeat(0, len(seqs)), strict=True))
+            ids = RowIds(shard, range(start, stop, step))
+            rows.extend(zip(ids, count(seqs) if isinstance(seqs, int) else seqs, repeat(0), strict=False))
         else:
             rows.extend(zip(*part, strict=True))
     return rows
@@ -212,7 +214,11 @@ def _provenance(items: Sequence[Item]) -> Provenance:
 
 
 def _run_provenance(run: ItemRun) -> Provenance:
-    seqs, records = list(run.seqs), run.records
+    seqs, records = run.seqs, run.records
+    if isinstance(records, RowIds) and type(seqs) is range and seqs.step == 1:
+        rows = records.rows
+        return [(records.shard, rows.start, rows.stop, rows.step, seqs.start)]
+    seqs = list(seqs)
     if isinstance(records, RowIds):
         rows = records.rows
         return [(records.shard, rows.start, rows.stop, rows.step, seqs)]

@@ -42,6 +42,7 @@ __all__ = ["Pipeline"]
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
+_QUICK_COLLATE_S = 0.0005  # below this micro-batches that are ready together go together
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
 
 
@@ -267,9 +268,11 @@ class Pipeline:
             try:
                 turn = next(turns, None)
             except Exception as error:  # noqa: BLE001 - a batching may be the user's own
+                await self._sink.flush()
                 self.budget.changed()
                 return batching_error(error)
             if turn is None:
+                await self._sink.flush()
                 await self._store_blocked()
             self.budget.changed()
             if turn is None:
@@ -314,6 +317,8 @@ class Pipeline:
         self._stages.batch.add(ready.num_samples, self._collate_s)
         self._progress.num_delivered += 1
         await self._sink.put(ready, self._causes.take())
+        if self._collate_s > _QUICK_COLLATE_S:
+            await self._sink.flush()
         self.budget.headroom_bytes = self._sink.batch_bytes
         self.budget.note_peaks()
 

@@ -26,7 +26,7 @@ class Plan:
     num_workers: int
     buffer_size: int | None
     memory_limit: int
-    prefetch_batches: int
+    prefetch_batches: int | None
     end: str
     fingerprint: dict[str, Json]
     recovery: RecoveryOptions

@@ -6,18 +6,20 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aioloader.engine.assembler import Place, Stamps
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.chunk import Chunk
 from aioloader.protocols import Batching, Cursor, DealtSource, Json, RecordId, Span
-from aioloader.sequences import Chain, RowIds
+from aioloader.sequences import Chain, RowIds, followed_by
 
 if TYPE_CHECKING:
     from aioloader.engine.plan import Plan
 
 __all__ = ["CursorLog", "Queue", "Stamper"]
+
+T = TypeVar("T")
 
 
 class Queue:
@@ -25,9 +27,9 @@ class Queue:
 
     def __init__(self) -> None:
         self._lanes: list[int] = []
-        self._seqs: list[int] = []
         self._records: list[Any] = []
         self._start = 0
+        self._seqs: deque[Sequence[int]] = deque()
         self._ids: deque[Sequence[RecordId]] = deque()
 
     def __len__(self) -> int:
@@ -36,8 +38,8 @@ class Queue:
     def extend(self, lanes: Sequence[int], seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
         """Append records."""
         self._lanes.extend(lanes)
-        self._seqs.extend(seqs)
         self._records.extend(records)
+        self._seqs.append(seqs)
         self._ids.append(ids)
 
     def cut(self, epoch: int, max_records: int) -> tuple[Stamps, Chunk]:
@@ -45,32 +47,32 @@ class Queue:
         part = slice(self._start, self._start + max_records)
         records = self._records[part]
         number = len(records)
-        stamps = Stamps(self._lanes[part], self._seqs[part], _take(self._ids, number))
+        stamps = Stamps(self._lanes[part], _take(self._seqs, number), _take(self._ids, number))
         self._records[part] = repeat(None, number)  # behind busy workers the queue is never empty, and would keep all that was ever read
         self._start += number
         if 2 * self._start >= len(self._records):
-            for column in (self._lanes, self._seqs, self._records):
+            for column in (self._lanes, self._records):
                 del column[: self._start]
             self._start = 0
         return stamps, Chunk(epoch, records, stamps.ids)
 
 
-def _take(parts: deque[Sequence[RecordId]], number: int) -> Sequence[RecordId]:
-    """Take the first `number` ids; as one range where they are one."""
-    taken: list[Sequence[RecordId]] = []
+def _take(parts: deque[Sequence[T]], number: int) -> Sequence[T]:
+    """Take the first `number` ids or seqs; as one range where they are one."""
+    taken: list[Sequence[T]] = []
     while number:
         part = parts.popleft()
         if len(part) > number:
             parts.appendleft(part[number:])
             part = part[:number]
         number -= len(part)
-        joined = taken[-1].followed_by(part) if taken and isinstance(part, RowIds) and isinstance(taken[-1], RowIds) else None
+        joined = followed_by(taken[-1], part) if taken else None
         if joined is None:
             taken.append(part)
         else:
             taken[-1] = joined
     if len(taken) > 1 and not any(isinstance(part, RowIds) for part in taken):
-        return [record for part in taken for record in part]
+        return [one for part in taken for one in part]
     return Chain.of(taken)
 
 
@@ -129,11 +131,11 @@ class Stamper:
         self._add(numbers, ids, records, queue)
         return len(span.records) - len(records)
 
-    def _numbers(self, first: int, num_records: int) -> tuple[list[int], list[int]]:
+    def _numbers(self, first: int, num_records: int) -> tuple[list[int], Sequence[int]]:
         """Return the lane and the seq of records of every D-th position from `first` on."""
         index, num_served = first // self._share.count, len(self._served)
         if num_served == 1:
-            return self._served * num_records, list(range(index, index + num_records))
+            return self._served * num_records, range(index, index + num_records)
         at = index % num_served
         lanes = self._served[at:] + self._served * (num_records // num_served + 1)
         return lanes[:num_records], [number // num_served for number in range(index, index + num_records)]
@@ -148,7 +150,7 @@ class Stamper:
         first, again = self._from.get(lane, (None, frozenset()))
         return first is not None and (seq >= first or seq in again)
 
-    def _add(self, numbers: tuple[list[int], list[int]], ids: Sequence[RecordId], records: Sequence[Any], queue: Queue) -> None:
+    def _add(self, numbers: tuple[list[int], Sequence[int]], ids: Sequence[RecordId], records: Sequence[Any], queue: Queue) -> None:
         """Queue what is in complete blocks and hold the rest back, where that is asked for."""
         lanes, seqs = numbers
         ready = len(records)

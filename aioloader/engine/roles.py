@@ -38,7 +38,7 @@ class Sink(Reserving, Protocol):
         """Return whether one more micro-batch may wait for the trainer."""
 
     async def room(self) -> None:
-        """Wait until one more micro-batch may wait for the trainer."""
+        """Wait until one more micro-batch may wait for the trainer, which gets those handed over before."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -49,4 +49,7 @@ class Sink(Reserving, Protocol):
         """Return the bytes of the last micro-batch."""
 
     async def put(self, ready: Ready, cause: int) -> None:
-        """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`)."""
+        """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`); it may wait for company."""
+
+    async def flush(self) -> None:
+        """Let those that wait for company go."""

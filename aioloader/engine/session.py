@@ -69,7 +69,7 @@ class _Session:
                     if frame.kind == RUN:
                         tasks.start_soon(self._run, pickle.loads(frame.meta), pool)
                     elif frame.kind == TAKEN:
-                        self._outbox.take_back(1, pickle.loads(frame.meta) if frame.meta else [])
+                        self._outbox.take_back(*pickle.loads(frame.meta))
                     elif frame.kind == STATS:
                         await self._wire.send_async(STATS, pickle.dumps(self._snapshot(pool)))
             except WireClosedError:
@@ -119,8 +119,10 @@ class _Session:
                 state = await pipeline.run()
                 following = pipeline.following(state)
         except AioLoaderError as error:
+            await self._outbox.flush()
             await self._wire.send_async(ERROR, pack_error(error), [pickle.dumps(self._snapshot(pool))])
         else:
+            await self._outbox.flush()
             await self._wire.send_async(END, json.dumps(state).encode(), [pickle.dumps(self._snapshot(pool))])
 
     def _snapshot(self, pool: ProcessPool | ThreadPool) -> dict[str, object]:

@@ -7,9 +7,11 @@ of its values.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
-from operator import itemgetter
+from itertools import repeat
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from aioloader.sequences import Column, RaggedRows, Rows
@@ -71,7 +73,7 @@ def to_columns(samples: Sequence[Any]) -> Columns | None:
         column = _concatenation(samples)
         return None if column is None else Columns(None, [column])
     keys = tuple(first)
-    if not keys or not _all_same(map(type, samples), dict, len(samples)) or not _all_same(map(tuple, samples), keys, len(samples)):
+    if not keys or not _all_same(map(type, samples), dict, len(samples)) or not _have_keys(samples, keys):
         return None
     values: list[Any] = []
     for key in keys:
@@ -111,15 +113,26 @@ def _concatenation(values: Sequence[Any]) -> Concatenation | None:
     dtype, shape = first.dtype, first.shape
     if not shape or dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.kind in "Mm":
         return None
-    if not _all_same(map(type, values), numpy.ndarray, num_values) or not _all_same((value.dtype for value in values), dtype, num_values):
+    if not _all_same(map(type, values), numpy.ndarray, num_values) or not _all_same(map(_dtype_of, values), dtype, num_values):
         return None
-    shapes = [value.shape for value in values]
+    shapes = list(map(_shape_of, values))
     if shapes.count(shape) == num_values:
         return Concatenation(values, shape[0], torch_dtype)
     trailing = shape[1:]
     if any(len(other) != len(shape) or other[1:] != trailing for other in shapes):
         return None
     return Concatenation(values, [other[0] for other in shapes], torch_dtype)
+
+
+_dtype_of = attrgetter("dtype")
+_shape_of = attrgetter("shape")
+
+
+def _have_keys(samples: Sequence[dict[Any, Any]], keys: tuple[Any, ...]) -> bool:
+    """Return whether all samples have these fields, in this order."""
+    if len(keys) == 1:
+        return _all_same(map(len, samples), 1, len(samples)) and all(map(operator.contains, samples, repeat(keys[0])))
+    return _all_same(map(tuple, samples), keys, len(samples))
 
 
 def _all_same(values: Any, wanted: Any, number: int) -> bool:

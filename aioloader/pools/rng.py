@@ -33,7 +33,12 @@ _Key = tuple[int, int, RecordId]
 _DRAW_PAST_NUMPY = ("scipy.stats", "sklearn.utils")
 """Modules that draw from NumPy's hidden generator, past the functions wrapped here."""
 
+_NO_RECORD: RecordId = ("", 0)
+
 _current: ContextVar[_Key | None] = ContextVar("aioloader_record", default=None)
+"""The record of this thread, where several threads of a process work; setting it costs as much as the rest of `begin`."""
+_installed: LazySeeding | None = None
+"""The seeding of a process of which one thread works."""
 
 
 class Seeding(Protocol):
@@ -69,7 +74,7 @@ def record_rng() -> np.random.Generator:
     """
     import numpy as np
 
-    key = _current.get()
+    key = _current.get() or (None if _installed is None else _installed.record_key)
     if key is None:
         raise RuntimeError(
             "record_rng: expected to be called inside a preprocess function, got a call outside; pass your own generator there."
@@ -122,9 +127,10 @@ class LazySeeding:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._key: _Key = (seed, 0, ("", 0))
+        self._key: _Key = (seed, 0, _NO_RECORD)
         self._random_is_fresh = True
         self._numpy_is_fresh = True
+        self._is_eager = False
         self._torch_generator: Any = None
         self._numpy_is_drawn_past = False
 
@@ -135,6 +141,8 @@ class LazySeeding:
 
     def install(self) -> None:
         """Wrap `random` now, and the others now or at the end of their import."""
+        global _installed
+        _installed = self
         _wrap_functions(random, random._inst, self._refresh_random)
         arrivals = [("numpy.random", self._install_numpy), ("torch", self._install_torch)]
         arrivals += [(name, self._seed_numpy_always) for name in _DRAW_PAST_NUMPY]
@@ -146,16 +154,18 @@ class LazySeeding:
 
     def begin(self, epoch: int, record: RecordId) -> None:
         """See `Seeding`."""
-        self._key = key = (self._seed, epoch, record)
+        self._key = (self._seed, epoch, record)
         self._random_is_fresh = self._numpy_is_fresh = False
-        _current.set(key)
-        if self._torch_generator is not None:
-            self._seed_torch()
-        if self._numpy_is_drawn_past:
-            self._refresh_numpy()
+        if self._is_eager:
+            self._seed_now()
 
     def end(self) -> None:
         """See `Seeding`."""
+
+    @property
+    def record_key(self) -> _Key | None:
+        """Return the record that is being preprocessed, or was last; None before the first."""
+        return None if self._key[2] is _NO_RECORD else self._key
 
     def _install_numpy(self) -> None:
         numpy_random = sys.modules["numpy.random"]
@@ -163,14 +173,18 @@ class LazySeeding:
 
     def _install_torch(self) -> None:
         self._torch_generator = sys.modules["torch"].default_generator
-        self._seed_torch()
+        self._is_eager = True
+        self._seed_now()
 
     def _seed_numpy_always(self) -> None:
-        self._numpy_is_drawn_past = True
-        self._refresh_numpy()
+        self._numpy_is_drawn_past = self._is_eager = True
+        self._seed_now()
 
-    def _seed_torch(self) -> None:
-        self._torch_generator.manual_seed(record_seed(*self._key) & _MASK >> 1)
+    def _seed_now(self) -> None:
+        if self._torch_generator is not None:
+            self._torch_generator.manual_seed(record_seed(*self._key) & _MASK >> 1)
+        if self._numpy_is_drawn_past:
+            self._refresh_numpy()
 
     def _refresh_random(self) -> None:
         if not self._random_is_fresh:

@@ -85,7 +85,7 @@ def main(payload: bytes, descriptors: Sequence[int], prepared: Prepared) -> None
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
     with contextlib.closing(Wire(socket.socket(fileno=descriptors[0]))) as wire:
-        _Worker(wire, Runner(*prepared, progress.begin_record), progress, Arena(max_free_bytes)).serve()
+        _Worker(wire, Runner(*prepared, progress.marker()), progress, Arena(max_free_bytes)).serve()
 
 
 class _Job(NamedTuple):

@@ -204,7 +204,7 @@ _ALL = (
     ),
     Workload(
         name="handover",
-        title="getting a batch that is ready, in a loop",
+        title="getting a batch that is ready, in a loop; and after 20 ms of sleep (cold)",
         make=lambda n, settings: Tokens(num_records=n, batch_size=64),
         num_records=16_000,
         num_quick_records=1_920,
@@ -213,12 +213,12 @@ _ALL = (
         is_rate=False,
         contestants=(*_ITERATORS, "floor"),
         goals=(Goal(number="p50_us", at_most=20.0),),
-        why_missed="the consumer sleeps for 20 ms before it asks, and its caches and clock are cold then: see `floor`, which only reads a "
-        "message that is there and makes tensors over memory that is there",
+        why_missed="what any loader does in Python takes most of it: see `floor`, which only reads a message that is there and makes "
+        "tensors over memory that is there, and how much more all take with the cold caches of a process that has slept",
     ),
     Workload(
         name="handover-async",
-        title="getting a batch that is ready, in asyncio",
+        title="getting a batch that is ready, in asyncio; and after 20 ms of sleep (cold)",
         make=lambda n, settings: Tokens(num_records=n, batch_size=64),
         num_records=16_000,
         num_quick_records=1_920,

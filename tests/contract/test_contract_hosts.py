@@ -7,6 +7,8 @@ import gc
 import time
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 import torch.utils.data
 import trio
@@ -239,3 +241,34 @@ def test_every_stage_counts_what_passes_it(options: Options) -> None:
         counts = {name: stage["count"] for name, stage in loader.stats()["stages"].items()}
     assert counts.pop("order") > 0
     assert counts == {"source": 20, "preprocess": 20, "batch": 20, "bridge": 5}
+
+
+def slow_identity(record: int) -> int:
+    time.sleep(0.002)
+    return record
+
+
+@pytest.mark.parametrize("runner", ["asyncio", "trio"])
+@pytest.mark.parametrize("prefetch_batches", [1, None])
+def test_a_task_that_asks_for_stats_takes_no_batch_from_one_that_waits(runner: str, prefetch_batches: int | None) -> None:
+    """It reads the same socket: what it finds there belongs to the other, whose descriptor stays quiet then."""
+    delivered: list[int] = []
+
+    async def main() -> None:
+        with Loader(
+            range(120), preprocess=slow_identity, batch=FixedBatch(2), collate=collate, workers=1, prefetch_batches=prefetch_batches
+        ) as loader:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, loader)
+                with anyio.fail_after(20):
+                    async for batch in loader:
+                        delivered.extend(numbers([batch]))
+                tasks.cancel_scope.cancel()
+
+    async def ask(loader: Loader) -> None:
+        while True:
+            assert loader.stats()["delivered_batches"] <= 60
+            await anyio.lowlevel.checkpoint()
+
+    anyio.run(main, backend=runner)
+    assert delivered == list(range(120))

@@ -30,17 +30,24 @@ SEGMENT_BYTES = 300_000
 class Ends:
     """Both ends of a channel: `outbox` of the engine, and what the trainer does with its frames."""
 
-    def __init__(self, prefetch_batches: int = 2, max_held: int = 64) -> None:
+    def __init__(self, prefetch_batches: int | None = 2, max_held: int = 64) -> None:
         ours, theirs = socket.socketpair()
         self.engine, self.trainer = Wire(ours), Wire(theirs)
         self.outbox = Outbox(self.engine, prefetch_batches)
         self.inbox = Inbox(max_held)
 
     def take(self) -> Delivered:
-        frame = self.trainer.receive(5)
-        assert frame is not None
-        assert frame.kind == BATCH
-        return self.inbox.open(frame)
+        if not self.inbox:
+            frame = self.trainer.receive(5)
+            assert frame is not None
+            assert frame.kind == BATCH
+            self.inbox.add(frame)
+        return self.inbox.next()
+
+    async def send(self, batch: Ready) -> None:
+        """Send one micro-batch alone."""
+        await self.outbox.put(batch)
+        await self.outbox.flush()
 
     def give_back(self, num_taken: int = 1) -> list[int]:
         returned = self.inbox.take_returned()
@@ -58,7 +65,7 @@ class Ends:
 
 
 @contextlib.contextmanager
-def channel(prefetch_batches: int = 2, max_held: int = 64) -> Iterator[Ends]:
+def channel(prefetch_batches: int | None = 2, max_held: int = 64) -> Iterator[Ends]:
     ends = Ends(prefetch_batches, max_held)
     try:
         yield ends
@@ -114,7 +121,7 @@ OTHERS: dict[str, Any] = {"text": ["a", "b"], "none": None, "names": np.array(["
 async def test_a_batch_arrives_as_it_was_sent(padding: int, copy: bool) -> None:
     sent = {"padding": np.full(padding, 7, np.uint8), **ARRAYS, **OTHERS}
     with channel(max_held=0 if copy else 64) as ends:
-        await ends.outbox.put(ready(sent))
+        await ends.send(ready(sent))
         batch = ends.take()
         assert list(fields(batch)) == list(sent)
         for name, value in sent.items():
@@ -139,7 +146,7 @@ async def test_a_batch_arrives_as_it_was_sent(padding: int, copy: bool) -> None:
 
 async def test_arrays_do_not_overlap() -> None:
     with channel() as ends:
-        await ends.outbox.put(ready({str(number): np.full(number * 1000, number, np.uint8) for number in range(20)}))
+        await ends.send(ready({str(number): np.full(number * 1000, number, np.uint8) for number in range(20)}))
         batch = ends.take()
         for number in range(20):
             fields(batch)[str(number)].array[:] = 100 + number
@@ -150,7 +157,7 @@ async def test_bfloat16_arrives_by_its_bits() -> None:
     torch = pytest.importorskip("torch")
     with channel() as ends:
         tensor = torch.randn(5, 3).to(torch.bfloat16)
-        await ends.outbox.put(ready({"x": tensor}))
+        await ends.send(ready({"x": tensor}))
         field = fields(ends.take())["x"]
         assert field.dtype == "bfloat16"
         assert torch.equal(torch.from_numpy(field.array).view(torch.bfloat16), tensor)
@@ -160,14 +167,14 @@ async def test_memory_is_reused_only_when_the_last_view_is_gone() -> None:
     with channel(prefetch_batches=9) as ends:
         held = []
         for step in range(3):
-            await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, step, np.uint8)}, step=step))
+            await ends.send(ready({"x": np.full(SEGMENT_BYTES, step, np.uint8)}, step=step))
             held.append(fields(ends.take())["x"].array[5:10])
             ends.give_back()
         assert [view.tolist() for view in held] == [[0] * 5, [1] * 5, [2] * 5]
         assert ends.give_back(0) == []
         del held[1]
         assert len(ends.give_back(0)) == 1
-        await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 3, np.uint8)}, step=3))
+        await ends.send(ready({"x": np.full(SEGMENT_BYTES, 3, np.uint8)}, step=3))
         held.append(fields(ends.take())["x"].array[5:10])
         assert [view.tolist() for view in held] == [[0] * 5, [2] * 5, [3] * 5]
         assert len(ends.inbox._views) == 3
@@ -177,7 +184,7 @@ async def test_memory_and_descriptors_stay_bounded() -> None:
     with channel(prefetch_batches=9) as ends:
         counts = []
         for step in range(50):
-            await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES * (1 + step % 3), step, np.uint8)}, step=step))
+            await ends.send(ready({"x": np.full(SEGMENT_BYTES * (1 + step % 3), step, np.uint8)}, step=step))
             batch = ends.take()
             assert (fields(batch)["x"].array == step).all()
             del batch
@@ -189,17 +196,17 @@ async def test_memory_and_descriptors_stay_bounded() -> None:
 
 async def test_a_copy_gives_its_memory_back_at_once() -> None:
     with channel(max_held=0) as ends:
-        await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 7, np.uint8)}))
+        await ends.send(ready({"x": np.full(SEGMENT_BYTES, 7, np.uint8)}))
         batch = ends.take()
         assert len(ends.give_back()) == 1
-        await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 8, np.uint8)}))
+        await ends.send(ready({"x": np.full(SEGMENT_BYTES, 8, np.uint8)}))
         assert (fields(ends.take())["x"].array == 8).all()
         assert (fields(batch)["x"].array == 7).all()
 
 
 async def test_batches_in_hand_outlive_the_channel() -> None:
     with channel() as ends:
-        await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, 7, np.uint8)}))
+        await ends.send(ready({"x": np.full(SEGMENT_BYTES, 7, np.uint8)}))
         batch = ends.take()
     assert (fields(batch)["x"].array == 7).all()
 
@@ -211,7 +218,7 @@ async def test_no_more_than_the_prefetched_batches_wait_for_the_trainer() -> Non
         async def put_all() -> None:
             for step in range(5):
                 await ends.outbox.room()
-                await ends.outbox.put(ready({"x": np.zeros(3)}, step=step))
+                await ends.send(ready({"x": np.zeros(3)}, step=step))
                 put.append(step)
 
         async with anyio.create_task_group() as tasks:
@@ -232,7 +239,7 @@ async def test_slots_come_back_with_delivery() -> None:
             budget.slots.start(num_records)
             budget.slots.hold(num_records)
             budget.slots.complete(num_records)
-            await ends.outbox.put(ready({"x": np.zeros(3)}, num_records=num_records))
+            await ends.send(ready({"x": np.zeros(3)}, num_records=num_records))
         ends.outbox.take_back(1, [])
         assert budget.slots.ready == 6
         ends.outbox.take_back(2, [])
@@ -249,9 +256,9 @@ async def test_a_field_that_cannot_move_is_an_error_in_its_place(value: Any) -> 
     with channel() as ends:
         message = r"stage collate, record shard\[8\], seq 4, lane 2: .*fields \['bad'\] of micro-batch 6"
         with pytest.raises(BatchError, match=message):
-            await ends.outbox.put(ready({"x": np.zeros(SEGMENT_BYTES), "bad": value}, step=6))
+            await ends.send(ready({"x": np.zeros(SEGMENT_BYTES), "bad": value}, step=6))
         assert ends.outbox.num_waiting == 0
-        await ends.outbox.put(ready({"x": np.zeros(3)}, step=7))
+        await ends.send(ready({"x": np.zeros(3)}, step=7))
         assert ends.take().step == 7
 
 
@@ -261,7 +268,7 @@ async def test_objects_that_only_this_process_knows_cross_by_value() -> None:
             self.value = value
 
     with channel() as ends:
-        await ends.outbox.put(ready({"x": [Local(3)], "f": lambda: 4}))
+        await ends.send(ready({"x": [Local(3)], "f": lambda: 4}))
         got = fields(ends.take())
         assert (got["x"][0].value, got["f"]()) == (3, 4)
 
@@ -271,11 +278,11 @@ async def test_retired_memory_is_forgotten_by_the_trainer() -> None:
         ends.outbox._arena._max_free_bytes = 1
         held = []
         for step in range(4):
-            await ends.outbox.put(ready({"x": np.full(SEGMENT_BYTES, step, np.uint8)}, step=step))
+            await ends.send(ready({"x": np.full(SEGMENT_BYTES, step, np.uint8)}, step=step))
             held.append(ends.take())
         held.clear()
         ends.give_back(4)
-        await ends.outbox.put(ready({"x": np.zeros(3)}))
+        await ends.send(ready({"x": np.zeros(3)}))
         ends.take()
         assert len(ends.inbox._views) == 1
 
@@ -284,7 +291,7 @@ async def test_the_layout_is_sent_again_only_when_it_changes() -> None:
     with channel(prefetch_batches=9) as ends:
         layouts = []
         for size in (3, 3, 4, 4, 3):
-            await ends.outbox.put(ready({"x": np.full(size, size)}))
+            await ends.send(ready({"x": np.full(size, size)}))
             batch = ends.take()
             layouts.append(batch.layout)
             assert fields(batch)["x"].array.tolist() == [size] * size
@@ -294,6 +301,97 @@ async def test_the_layout_is_sent_again_only_when_it_changes() -> None:
 def test_a_frame_is_plain_pickle_and_bytes() -> None:
     head = (1, 2, 3, 4, 5, 6, 7, 0)
     layout = Layout(("x",), (Field("x", "int8", "|i1", (2,), 0),), 2)
-    meta = pickle.dumps((head, layout, b"", pickle.dumps([]), pickle.dumps({}), None, []))
-    frame = Frame(BATCH, bytearray(meta), memoryview(bytearray(b"\1\2")), ())
-    assert fields(Inbox(9).open(frame))["x"].array.tolist() == [1, 2]
+    entries = [(head, known, b"", pickle.dumps([]), pickle.dumps({}), offset) for known, offset in ((layout, 0), (None, 2))]
+    meta = pickle.dumps((entries, None, [], 3))
+    inbox = Inbox(9)
+    inbox.add(Frame(BATCH, bytearray(meta), memoryview(bytearray(b"\1\2\3\4")), ()))
+    assert (len(inbox), inbox.told_every) == (2, 3)
+    assert [fields(inbox.next())["x"].array.tolist() for _ in range(2)] == [[1, 2], [3, 4]]
+
+
+async def test_small_batches_that_are_ready_together_go_in_one_message() -> None:
+    with channel(prefetch_batches=9) as ends:
+        for step in range(5):
+            await ends.outbox.put(ready({"x": np.full(5000, step), "y": [step]}, step=step))
+        assert ends.trainer.try_receive() is None
+        assert ends.outbox.num_waiting == 5
+        await ends.outbox.flush()
+        got = [ends.take() for _ in range(5)]
+        assert ends.trainer.try_receive() is None
+        assert [(batch.step, int(fields(batch)["x"].array.max()), batch.others["y"]) for batch in got] == [(n, n, [n]) for n in range(5)]
+        assert [batch.state_loader()()["position"] for batch in got] == list(range(5))
+        await ends.outbox.flush()
+        assert ends.trainer.try_receive() is None
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, INLINE_BYTES // 4, INLINE_BYTES // 4 + 1, INLINE_BYTES, 50_000, 1 << 18, 1 << 20])
+async def test_batches_of_every_size_arrive_in_order_however_they_are_put_together(nbytes: int) -> None:
+    with channel(prefetch_batches=100) as ends:
+        for step in range(40):
+            await ends.outbox.put(ready({"x": np.full(nbytes + 70 * (step % 7 == 3), step % 100, np.uint8)}, step=step))
+            if step % 11 == 5:
+                await ends.outbox.flush()
+        await ends.outbox.flush()
+        for step in range(40):
+            batch = ends.take()
+            assert batch.step == step
+            assert (fields(batch)["x"].array == step % 100).all()
+            assert fields(batch)["x"].array.size == nbytes + 70 * (step % 7 == 3)
+            del batch
+            ends.give_back()
+        assert ends.outbox.num_waiting == ends.outbox.waiting_bytes == 0
+
+
+async def test_memory_of_a_message_is_reused_only_when_its_last_batch_is_gone() -> None:
+    with channel(prefetch_batches=9) as ends:
+        for step in range(3):
+            await ends.outbox.put(ready({"x": np.full(50_000, step, np.uint8)}, step=step))
+        await ends.outbox.flush()
+        held = [ends.take() for _ in range(3)]
+        view = fields(held[1])["x"].array[5:8]
+        held.clear()
+        assert ends.give_back() == []
+        await ends.send(ready({"x": np.full(50_000, 9, np.uint8)}))
+        assert (fields(ends.take())["x"].array == 9).all()
+        assert view.tolist() == [1, 1, 1]
+        del view
+        assert len(ends.give_back()) == 2
+
+
+async def test_a_batch_that_cannot_move_leaves_those_before_it_as_they_are() -> None:
+    with channel(prefetch_batches=9) as ends:
+        await ends.outbox.put(ready({"x": np.full(9, 3)}, step=5))
+        with pytest.raises(BatchError):
+            await ends.outbox.put(ready({"x": threading.Lock()}, step=6))
+        await ends.outbox.put(ready({"x": np.full(9, 4)}, step=7))
+        await ends.outbox.flush()
+        assert [(batch.step, fields(batch)["x"].array.max()) for batch in (ends.take(), ends.take())] == [(5, 3), (7, 4)]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "num_records", "limit", "told_every"),
+    [(100, 1, 16, 8), (100, 40, 12, 6), (100, 400, 2, 1), (1 << 17, 1, 8, 4), (1 << 20, 1, 2, 1), (1 << 22, 1, 2, 1)],
+)
+async def test_by_default_the_smaller_batches_are_the_more_of_them_wait(nbytes: int, num_records: int, limit: int, told_every: int) -> None:
+    with channel(prefetch_batches=None) as ends:
+        budget = ends.outbox.budget = Budget(1000)
+        budget.slots.start(10_000)
+        num_put = 0
+        while ends.outbox.has_room:
+            await ends.send(ready({"x": np.zeros(nbytes, np.uint8)}, num_records=num_records))
+            num_put += 1
+        assert num_put == limit
+        for _ in range(limit):
+            ends.take()
+        assert ends.inbox.told_every == told_every
+
+
+async def test_waiting_for_room_sends_what_is_ready() -> None:
+    with channel(prefetch_batches=3) as ends:
+        for step in range(3):
+            await ends.outbox.put(ready({"x": np.zeros(3)}, step=step))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ends.outbox.room)
+            await wait_all_tasks_blocked()
+            assert [ends.take().step for _ in range(3)] == [0, 1, 2]
+            ends.give_back()

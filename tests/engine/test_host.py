@@ -71,7 +71,7 @@ def test_each_message_of_the_engine_moves_the_trainer_on(monkeypatch: pytest.Mon
             receive(host)
         with pytest.raises(SourceError, match="the disk is gone"):
             receive(host)
-        with pytest.raises(HostError, match="expected a micro-batch, an end or an error, got message"):
+        with pytest.raises(HostError, match="expected micro-batches, an end or an error, got message"):
             receive(host)
         with pytest.raises(HostError, match="expected it to run until the loader closes, but it ended"):
             receive(host)

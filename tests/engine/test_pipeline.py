@@ -91,6 +91,9 @@ class Trainer:
         self.pipeline.budget.slots.deliver(ready.num_records)
         self.pipeline.budget.changed()
 
+    async def flush(self) -> None:
+        """Nothing waits for company here."""
+
 
 class Workers:
     """A pool that gives records back out of order."""
