@@ -179,8 +179,7 @@ class Item(NamedTuple):
         return (self.seq, self.sub)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The samples of one micro-batch, in order, before collation.
 
     Attributes:

@@ -298,6 +298,8 @@ def samples_of(items: Sequence[Item]) -> Sequence[Sample]:
 
 def columns_of(samples: Sequence[Sample]) -> dict[Any, Sequence[Any]] | None:
     """Return samples by field, where all of them are in columns of the same fields."""
+    if isinstance(samples, SampleColumns):
+        return None if samples.keys is None else dict(zip(samples.keys, samples.columns, strict=True))
     parts = parts_of(samples)
     keys = parts[0].keys if isinstance(parts[0], SampleColumns) else None
     if keys is None or any(not isinstance(part, SampleColumns) or part.keys != keys for part in parts):

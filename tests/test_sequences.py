@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioloader.protocols import Item
-from aioloader.sequences import Chain, ItemRun, RaggedRows, RowIds, Rows, SampleColumns, columns_of, samples_of
+from aioloader.sequences import Chain, ItemRun, RaggedRows, RowIds, Rows, SampleColumns, columns_of, dense, followed_by, samples_of
 
 slices = st.builds(slice, st.none() | st.integers(-12, 12), st.none() | st.integers(-12, 12), st.none() | st.integers(1, 4))
 
@@ -50,11 +50,27 @@ def test_row_ids(first: int, count: int, step: int, part: slice) -> None:
 @given(cut=st.integers(0, 6), step=st.integers(1, 3))
 def test_row_ids_that_go_on_are_joined(cut: int, step: int) -> None:
     whole = RowIds("shard", range(3, 3 + 6 * step, step))
-    joined = whole[:cut].followed_by(whole[cut:]) if cut else whole
-    assert joined is not None
-    assert joined == whole
-    assert whole.followed_by(RowIds("other", range(3 + 6 * step, 99, step))) is None
-    assert whole.followed_by(RowIds("shard", range(4 + 6 * step, 99, step))) is None
+    assert not cut or followed_by(whole[:cut], whole[cut:]) == whole
+    assert followed_by(whole, RowIds("other", range(3 + 6 * step, 99, step))) is None
+    assert followed_by(whole, RowIds("shard", range(4 + 6 * step, 99, step))) is None
+    assert followed_by(whole, list(RowIds("shard", range(3 + 6 * step, 99, step)))) is None
+
+
+@given(first=st.integers(-3, 3), cut=st.integers(0, 5), step=st.integers(1, 3))
+def test_ranges_that_go_on_are_joined(first: int, cut: int, step: int) -> None:
+    whole = range(first, first + 5 * step, step)
+    assert not cut or followed_by(whole[:cut], whole[cut:]) == whole
+    assert followed_by(whole, range(first + 5 * step + 1, 99, step)) is None
+    assert followed_by(whole, range(first + 5 * step, 99, step + 1)) is None
+    assert followed_by(whole, list(range(first + 5 * step, 99, step))) is None
+
+
+@given(numbers=st.lists(st.integers(-9, 9), unique=True).map(sorted))
+def test_rising_numbers_without_a_gap_are_a_range(numbers: list[int]) -> None:
+    found = dense(numbers)
+    assert list(found) == numbers
+    assert isinstance(found, range) == (numbers != [] and numbers[-1] - numbers[0] == len(numbers) - 1)
+    assert dense(found) is found
 
 
 @given(parts=st.lists(st.lists(st.integers(), max_size=4), min_size=1, max_size=4), part=slices)

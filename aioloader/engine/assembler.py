@@ -236,6 +236,9 @@ class Assembler:
 
     def _enqueue(self, lane: Lane, batch: LaneBatch) -> Iterator[Turn]:
         """Queue a micro-batch; a step is begun only when every lane has its part, so that no pass ends in mid-step."""
+        if len(self._order) == 1:
+            yield self._deliver(batch)
+            return
         self._queues[lane.number].append(batch)
         while all(waiting := [self._queues[number] for number in self._order[self._turn :]]):
             for queue in waiting:

@@ -174,8 +174,7 @@ class Outbox:
         offset = message.num_used
         for field in layout.arrays:
             if field.num_elements and (claimed is None or field.name not in claimed[1]):
-                target = np.frombuffer(message.memory, field.dtype, field.num_elements, offset + field.offset)
-                ready.fields[field.name].write(target.reshape(field.shape))
+                ready.fields[field.name].write(np.ndarray(field.shape, field.dtype, message.memory, offset + field.offset))
         self._layout = layout
         head = (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, ready.num_samples, cause)
         records, state = pickle.dumps(ready.provenance), pickle.dumps(ready.state)

@@ -119,6 +119,8 @@ class Host:
                 self._keep(frame)
         except WireClosedError:
             is_closed = True
+        if not self._inbox:
+            self._tell()
         if self._last is not None:
             return Ahead(len(self._inbox), "end" if self._last.kind == END else "failure")
         return Ahead(len(self._inbox), "failure" if is_closed else "nothing yet")

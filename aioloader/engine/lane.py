@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aioloader.engine.overflow import Stored
 from aioloader.protocols import Batching, Group, Item, Json, RecordId, Ref, RunBatcher, Sample
@@ -36,8 +36,7 @@ _COUNTS = (
 _NEVER = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class LaneBatch:
+class LaneBatch(NamedTuple):
     """A micro-batch of a lane before collation, with the lane's state right after it.
 
     `num_records` counts the records whose last sample went into it: their place in the in-flight budget comes free with it.

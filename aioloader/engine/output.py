@@ -189,9 +189,8 @@ def _outline_of(name: str, field: Any) -> list[Any]:
 
 def _countable(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields with those that are counted by value in one piece."""
-    if not any(isinstance(fields.get(name), Rows) for name in _COUNTED_BY_VALUE):
-        return fields
-    return {name: value.whole() if isinstance(value, Rows) and name in _COUNTED_BY_VALUE else value for name, value in fields.items()}
+    in_rows = [name for name in _COUNTED_BY_VALUE if type(fields.get(name)) is Rows]
+    return {**fields, **{name: fields[name].whole() for name in in_rows}} if in_rows else fields
 
 
 def _collated(collator: Collator, samples: Sequence[Sample]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
@@ -272,6 +272,7 @@ class Pipeline:
                 self.budget.changed()
                 return batching_error(error)
             if turn is None:
+                self.budget.note_peaks()
                 await self._sink.flush()
                 await self._store_blocked()
             self.budget.changed()
@@ -298,13 +299,16 @@ class Pipeline:
             self.budget.changed()
 
     async def _hand_over(self, turn: Turn) -> None:
-        started = time.perf_counter()
+        waited_s = 0.0
         if not self._sink.has_room:
+            self.budget.note_peaks()
+            started = time.perf_counter()
             await self._sink.room()
-        self._stages.bridge.add(1, 0.0, time.perf_counter() - started)
+            waited_s = time.perf_counter() - started
+        self._stages.bridge.add(1, 0.0, waited_s)
         if turn.batch.stored is not None:
             group = await anyio.to_thread.run_sync(self.overflow.load, turn.batch.stored)
-            turn = turn._replace(batch=replace(turn.batch, group=group, stored=None))
+            turn = turn._replace(batch=turn.batch._replace(group=group, stored=None))
         started = time.perf_counter()
         self._is_collating = True
         if self._collate_s > _SLOW_COLLATE_S:
@@ -317,10 +321,10 @@ class Pipeline:
         self._stages.batch.add(ready.num_samples, self._collate_s)
         self._progress.num_delivered += 1
         await self._sink.put(ready, self._causes.take())
+        self.budget.headroom_bytes = self._sink.batch_bytes
         if self._collate_s > _QUICK_COLLATE_S:
             await self._sink.flush()
-        self.budget.headroom_bytes = self._sink.batch_bytes
-        self.budget.note_peaks()
+            self.budget.note_peaks()
 
     # Watching
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 
 from aioloader.engine.lane import LaneBatch
 from aioloader.engine.overflow import Stored
@@ -77,7 +76,7 @@ class WaitingBatches:
     def replace(self, stored: Stored) -> None:
         """Note where the first of the new ones was stored."""
         batch = self._batches[-self._num_new]
-        self._batches[-self._num_new] = replace(batch, group=_NOTHING, stored=stored)
+        self._batches[-self._num_new] = batch._replace(group=_NOTHING, stored=stored)
         self.num_records -= batch.num_records
         self._num_stored += 1
         self._num_new -= 1

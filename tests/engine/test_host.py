@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 from aioloader import FixedBatch, HostError, Loader, SourceError
-from aioloader.engine.channel import END, ERROR, STATS
-from aioloader.engine.host import Ended, Host
+from aioloader.engine.channel import BATCH, END, ERROR, STATS, TAKEN, Delivered
+from aioloader.engine.host import Ahead, Ended, Host
+from aioloader.engine.layout import Layout
 from aioloader.runtime.moving import pack_error
 from aioloader.runtime.wire import Wire
 
@@ -55,10 +57,11 @@ def says_everything(_plan: Any, end: socket.socket, _client: Any) -> None:
     wire.close()
 
 
-def receive(host: Host) -> None:
+def receive(host: Host) -> Delivered:
     """Take the next message, which the other thread may not have sent yet."""
-    while host.try_receive() is None:
+    while (delivered := host.try_receive()) is None:
         host.wait()
+    return delivered
 
 
 def test_each_message_of_the_engine_moves_the_trainer_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +81,84 @@ def test_each_message_of_the_engine_moves_the_trainer_on(monkeypatch: pytest.Mon
     finally:
         host.close()
     assert ended.value.state == {"position": 3}
+
+
+class Counts:
+    """Stands in for an engine: sends micro-batches as it is told to, and counts those that it hears were taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aioloader.engine.host.run_engine", lambda _plan, end, _client: setattr(self, "wire", Wire(end)))
+        plan: Any = SimpleNamespace(pool="thread")
+        self.wire: Any = None
+        self.host = Host(plan, "thread")
+        while self.wire is None:
+            pass
+        self.wire.send(BATCH, self.message(10, told_every=4))
+
+    @staticmethod
+    def message(number: int, *, told_every: int) -> bytes:
+        entry = ((0,) * 8, Layout((), (), 0), b"", pickle.dumps([]), pickle.dumps({}), 0)
+        return pickle.dumps(([entry] * number, None, [], told_every))
+
+    def heard(self) -> list[int]:
+        found = []
+        while (frame := self.wire.try_receive()) is not None:
+            assert frame.kind == TAKEN
+            found.append(pickle.loads(frame.meta)[0])
+        return found
+
+    def take(self, number: int) -> None:
+        for _ in range(number):
+            receive(self.host)
+            self.host.taken()
+
+    def close(self) -> None:
+        self.host.close()
+        self.wire.close()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    counts = Counts(monkeypatch)
+    yield counts
+    counts.close()
+
+
+def test_the_engine_hears_of_several_deliveries_at_once(engine: Counts) -> None:
+    engine.take(3)
+    assert engine.heard() == []
+    engine.take(1)
+    assert engine.heard() == [4]
+    engine.take(5)
+    assert engine.heard() == [4]
+
+
+def test_the_engine_hears_of_all_deliveries_when_the_trainer_has_nothing_left(engine: Counts) -> None:
+    """Else each might wait for the other for ever."""
+    engine.take(9)
+    assert engine.heard() == [4, 4]
+    assert engine.host.look() == Ahead(1, "nothing yet")
+    assert engine.heard() == []
+    engine.take(1)
+    assert engine.host.try_receive() is None
+    assert engine.heard() == [2]
+    assert engine.host.try_receive() is None
+    assert engine.heard() == []
+
+
+def test_looking_for_more_tells_as_well(engine: Counts) -> None:
+    engine.take(10)
+    assert engine.heard() == [4, 4]
+    assert engine.host.look() == Ahead(0, "nothing yet")
+    assert engine.heard() == [2]
+
+
+@pytest.mark.parametrize("kind", [END, ERROR])
+def test_the_end_of_a_pass_tells_before_the_next_begins(engine: Counts, kind: int) -> None:
+    """Records of one pass would be taken from the budget of the next."""
+    engine.wire.send(kind, json.dumps({}).encode() if kind == END else pack_error(SourceError("gone")))
+    assert engine.host.look() == Ahead(10, "end" if kind == END else "failure")
+    engine.take(10)
+    with pytest.raises((Ended, SourceError)):
+        receive(engine.host)
+    assert engine.heard() == [4, 4, 2]
