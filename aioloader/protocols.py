@@ -179,7 +179,8 @@ class Item(NamedTuple):
         return (self.seq, self.sub)
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Group:
     """The samples of one micro-batch, in order, before collation.
 
     Attributes:
