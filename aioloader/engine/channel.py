@@ -39,7 +39,6 @@ _TOGETHER_BYTES = 1 << 18  # a trainer that keeps one micro-batch of a message k
 _MIN_PREFETCH = 2
 _MAX_PREFETCH = 16
 _MAX_PREFETCH_BYTES = 1 << 20
-_READY_SHARE = 2  # of the records in flight: the others need the rest to stay at work
 _TOLD_SHARE = 2  # of the micro-batches that may wait: so many deliveries are worth a message, which wakes the engine
 
 
@@ -111,7 +110,6 @@ class Outbox:
         self._arena = Arena(max_free_bytes, keeps_descriptors=True)
         self._max_reserved_bytes = 2 * max_free_bytes
         self._prefetch_batches = prefetch_batches
-        self._limit = prefetch_batches or _MIN_PREFETCH
         self._waiting: deque[tuple[int, int]] = deque()
         """Records and bytes of each micro-batch that was put and not delivered yet."""
         self.batch_bytes = 0
@@ -134,7 +132,14 @@ class Outbox:
     @property
     def has_room(self) -> bool:
         """Return whether one more micro-batch may wait for the trainer."""
-        return len(self._waiting) < self._limit
+        number = len(self._waiting)
+        if self._prefetch_batches is not None:
+            return number < self._prefetch_batches
+        if number < _MIN_PREFETCH:
+            return True
+        if number >= _MAX_PREFETCH or self._waiting_bytes + self.batch_bytes > _MAX_PREFETCH_BYTES:
+            return False
+        return self.budget is None or not self.budget.slots.is_mostly_ready
 
     @property
     def waiting_bytes(self) -> int:
@@ -166,8 +171,6 @@ class Outbox:
         self._waiting.append((ready.num_records, nbytes))
         self._waiting_bytes += nbytes
         self.batch_bytes = nbytes
-        if self._prefetch_batches is None:
-            self._limit = self._limit_for(nbytes, ready.num_records)
         message = self._message
         if message is None:
             message = self._message = self._begin(nbytes) if claimed is None else _Message(claimed[0], claimed[0].memory, nbytes)
@@ -191,7 +194,14 @@ class Outbox:
             return
         segment = message.segment
         where = None if segment is None else (segment.number, segment.nbytes, message.num_used)
-        meta = pickle.dumps((message.entries, where, self._retired(), max(1, self._limit // _TOLD_SHARE)))
+        meta = pickle.dumps(
+            (
+                message.entries,
+                where,
+                self._retired(),
+                max(1, min(len(self._waiting), self._prefetch_batches or _MAX_PREFETCH) // _TOLD_SHARE),
+            )
+        )
         if segment is None:
             await self._wire.send_async(BATCH, meta, [message.memory[: message.num_used]])
             return
@@ -230,13 +240,6 @@ class Outbox:
                 return _Message(segment, segment.memory, room)
         room = max(nbytes, min(number * nbytes, self._inline_bytes))
         return _Message(None, memoryview(bytearray(room)), room)
-
-    def _limit_for(self, nbytes: int, num_records: int) -> int:
-        """Return how many micro-batches of a size may wait for the trainer: the more the cheaper they are to keep."""
-        limit = min(_MAX_PREFETCH, _MAX_PREFETCH_BYTES // max(1, nbytes))
-        if self.budget is not None:
-            limit = min(limit, self.budget.slots.limit // (_READY_SHARE * max(1, num_records)))
-        return max(_MIN_PREFETCH, limit)
 
     def take_back(self, num_taken: int, returned: list[int]) -> None:
         """Note that the trainer took micro-batches and returned segments."""

@@ -86,6 +86,11 @@ class Slots:
         """Return whether so many of the records in flight leave less than half of the limit to the others."""
         return 2 * num_records > self.limit
 
+    @property
+    def is_mostly_ready(self) -> bool:
+        """Return whether those that wait for the trainer take half of the limit: the others need the rest to stay at work."""
+        return 2 * self.ready > self.limit
+
     def deliver(self, num_records: int) -> None:
         """Uncount records of a delivered micro-batch."""
         self.ready -= num_records

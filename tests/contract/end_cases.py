@@ -148,7 +148,7 @@ def failing() -> dict[str, Any]:
 
 def absent(rank: int, store: Store) -> dict[str, Any]:
     """Rank 1 stays away after two steps, alive, until the others have noticed."""
-    with make(here(), end_timeout_s=2.0) as loader:
+    with make(here(), end_timeout_s=2.0, prefetch_batches=2) as loader:
         if rank != 1:
             found = error_of(loader)
             store.set(f"noticed {rank}", "yes")

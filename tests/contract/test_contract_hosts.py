@@ -121,7 +121,9 @@ class Counting:
 async def test_a_step_that_blocks_the_loop_does_not_stop_the_engine() -> None:
     """The trainer's event loop is blocked from the first batch on; afterwards everything is there."""
     source = Counting()
-    async with Loader(source, preprocess=lambda number: number, batch=FixedBatch(4), collate=collate, buffer_size=64, **THREADS) as loader:
+    async with Loader(
+        source, preprocess=lambda number: number, batch=FixedBatch(4), collate=collate, buffer_size=64, prefetch_batches=2, **THREADS
+    ) as loader:
         iterator = aiter(loader)
         await anext(iterator)
         time.sleep(2)  # noqa: ASYNC251 - a step that blocks is the case
@@ -143,7 +145,7 @@ async def test_a_sidecar_fills_its_buffers_while_the_loop_is_blocked() -> None:
         await anext(iterator)
         time.sleep(1)  # noqa: ASYNC251 - a step that blocks is the case
         stats = loader.stats()
-        assert stats["waiting_batches"] == 2
+        assert 7 <= stats["waiting_batches"] <= 9, "half of the buffer"
         assert 64 - 8 < stats["in_flight"] <= 64
         iterator.close()
 
