@@ -238,7 +238,7 @@ def of_three(rank: int, store: Store) -> dict[str, Any]:
 
 def killed(rank: int, store: Store) -> None:
     """Rank 2 is killed in the middle of a pass; the others write down what they notice."""
-    with make(here(), end_timeout_s=3.0) as loader:
+    with make(here(), end_timeout_s=3.0, prefetch_batches=2) as loader:
         if rank < 2:
             Path(os.environ["KILLED_RESULTS"] + str(rank)).write_text(json.dumps(error_of(loader)))
             return
