@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,12 +101,22 @@ class Outbox:
 
     Never more than `prefetch_batches` of them wait for the trainer. None: two, and more where they are small: up to 16, as long as
     they take 1 MiB and half of the records in flight at most.
+
+    Args:
+        company_s: A micro-batch that comes later than this after the one before is not kept waiting for others.
     """
 
     def __init__(
-        self, wire: Wire, prefetch_batches: int | None, *, max_free_bytes: int = 1 << 28, inline_bytes: int = INLINE_BYTES
+        self,
+        wire: Wire,
+        prefetch_batches: int | None,
+        *,
+        max_free_bytes: int = 1 << 28,
+        inline_bytes: int = INLINE_BYTES,
+        company_s: float = 0.0005,
     ) -> None:
         self._wire = wire
+        self._company_s = company_s
         self._inline_bytes = inline_bytes
         self._arena = Arena(max_free_bytes, keeps_descriptors=True)
         self._max_reserved_bytes = 2 * max_free_bytes
@@ -122,6 +133,7 @@ class Outbox:
         self._taken = Signal()
         self._layout: Layout | None = None
         self._message: _Message | None = None
+        self._put_s = 0.0
         self.budget: Budget | None = None
 
     @property
@@ -154,7 +166,9 @@ class Outbox:
             await self._taken.wait()
 
     async def put(self, ready: Ready, cause: int = 0) -> None:
-        """Load one micro-batch, with what the engine was waiting for before it; it leaves with the next `flush`, or before.
+        """Load one micro-batch, with what the engine was waiting for before it.
+
+        It leaves at once, or where the last one came just before, with those that come right after it: at the latest with `flush`.
 
         Raises:
             BatchError: The collator returned something that cannot move to the trainer.
@@ -184,7 +198,8 @@ class Outbox:
         message.entries.append((head, None if known else layout, others, records, state, offset))
         message.num_used = offset + nbytes
         message.room -= nbytes
-        if len(message.entries) >= _MAX_TOGETHER or message.room < nbytes:
+        before_s, self._put_s = self._put_s, time.perf_counter()
+        if self._put_s - before_s > self._company_s or len(message.entries) >= _MAX_TOGETHER or message.room < nbytes:
             await self.flush()
 
     async def flush(self) -> None:

@@ -42,7 +42,6 @@ __all__ = ["Pipeline"]
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
-_QUICK_COLLATE_S = 0.0005  # below this micro-batches that are ready together go together
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
 
 
@@ -322,9 +321,6 @@ class Pipeline:
         self._progress.num_delivered += 1
         await self._sink.put(ready, self._causes.take())
         self.budget.headroom_bytes = self._sink.batch_bytes
-        if self._collate_s > _QUICK_COLLATE_S:
-            await self._sink.flush()
-            self.budget.note_peaks()
 
     # Watching
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import socket
 import threading
@@ -30,10 +31,10 @@ SEGMENT_BYTES = 300_000
 class Ends:
     """Both ends of a channel: `outbox` of the engine, and what the trainer does with its frames."""
 
-    def __init__(self, prefetch_batches: int | None = 2, max_held: int = 64) -> None:
+    def __init__(self, prefetch_batches: int | None = 2, max_held: int = 64, company_s: float = math.inf) -> None:
         ours, theirs = socket.socketpair()
         self.engine, self.trainer = Wire(ours), Wire(theirs)
-        self.outbox = Outbox(self.engine, prefetch_batches)
+        self.outbox = Outbox(self.engine, prefetch_batches, company_s=company_s)
         self.inbox = Inbox(max_held)
 
     def take(self) -> Delivered:
@@ -65,8 +66,8 @@ class Ends:
 
 
 @contextlib.contextmanager
-def channel(prefetch_batches: int | None = 2, max_held: int = 64) -> Iterator[Ends]:
-    ends = Ends(prefetch_batches, max_held)
+def channel(prefetch_batches: int | None = 2, max_held: int = 64, company_s: float = math.inf) -> Iterator[Ends]:
+    ends = Ends(prefetch_batches, max_held, company_s)
     try:
         yield ends
     finally:
@@ -322,6 +323,13 @@ async def test_small_batches_that_are_ready_together_go_in_one_message() -> None
         assert [batch.state_loader()()["position"] for batch in got] == list(range(5))
         await ends.outbox.flush()
         assert ends.trainer.try_receive() is None
+
+
+async def test_a_batch_that_comes_alone_goes_alone() -> None:
+    with channel(prefetch_batches=9, company_s=0) as ends:
+        for step in range(3):
+            await ends.outbox.put(ready({"x": np.full(9, step)}, step=step))
+            assert ends.take().step == step
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, INLINE_BYTES // 4, INLINE_BYTES // 4 + 1, INLINE_BYTES, 50_000, 1 << 18, 1 << 20])
