@@ -22,6 +22,7 @@ import numpy as np
 from aioloader.errors import AioLoaderError
 from aioloader.pools.rng import record_rng
 from aioloader.state.fingerprint import function_fingerprint
+from tests.naming import stable_repr
 
 BAD = 15
 """The record at which `bad_at_15` fails."""
@@ -47,7 +48,9 @@ EVERY_HOST: dict[str, Options] = {
 
 def name_of(options: Options) -> str:
     """Return a readable test id."""
-    return "-".join(str(value) for value in options.values()) if options != INLINE else "inline"
+    if options == INLINE:
+        return "inline"
+    return "-".join(value if isinstance(value, str) else stable_repr(value) for value in options.values())
 
 
 def collate(samples: list[Any]) -> dict[str, Any]:

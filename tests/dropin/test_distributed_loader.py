@@ -24,6 +24,7 @@ from aioloader.dropin.sampler import DistributedSampler
 from aioloader.state import merge
 from tests.dropin import index_cases as cases
 from tests.dropin.index_cases import Numbers, stack
+from tests.naming import stable_repr
 from tests.training.ranks import run_ranks
 
 SIZE = 103
@@ -172,7 +173,7 @@ def test_a_slow_rank_keeps_its_records_when_a_fast_one_is_done() -> None:
         {"tail": "keep"},
         {"size": None, "batch_sampler": cases.Lists(SIZE)},
     ],
-    ids=str,
+    ids=stable_repr,
 )
 def test_the_length_is_the_number_of_micro_batches(dp_size: int, options: dict[str, Any]) -> None:
     for rank in range(dp_size):
@@ -404,7 +405,7 @@ def test_a_sampler_by_global_rank_is_refused_where_that_is_wrong() -> None:
         ({"sampler": DistributedSampler(SIZE, mesh(), mode="block"), "lanes": 2}, r"lanes=\): expected 1 with mode='block', got 2"),
         ({"lanes": 3, "where": mesh(0, 2)}, r"lanes=\): expected a positive multiple of dp_size"),
     ],
-    ids=str,
+    ids=stable_repr,
 )
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

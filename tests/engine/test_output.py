@@ -14,6 +14,7 @@ from aioloader.engine.lane import LaneBatch
 from aioloader.engine.output import Ready, TensorArray, collate, to_arrays
 from aioloader.errors import BatchError, ConfigError
 from aioloader.protocols import Group, Item
+from tests.naming import stable_repr
 
 STATE = {"some": "state"}
 
@@ -110,7 +111,7 @@ def test_scalars_are_arrays_without_dimension() -> None:
         np.zeros(2, dtype=[("a", int), ("b", float)]),
         np.str_("text"),
     ],
-    ids=repr,
+    ids=stable_repr,
 )
 def test_other_values_stay_as_they_are(value: Any) -> None:
     assert to_arrays({"x": value})["x"] is value
