@@ -68,8 +68,8 @@ class Loader:
             to become complete do not count. Default: what keeps the workers busy while one record is slow, 256 to 8192.
         memory_limit: Bytes that records, results and batches in flight may take, as an int or like "2GiB". Fewer records than
             `buffer_size` are let in where they are large, judged by the largest of late; one always is, and as many as a micro-batch needs.
-        prefetch_batches: Micro-batches that may wait for the trainer. Default: two, and up to 16 where they are small: at most 1 MiB in
-            all, made of at most half of the records in flight.
+        prefetch_batches: Micro-batches that may wait for the trainer. Default: two, and up to 16 where they are small: as long as they take
+            less than 1 MiB, less than a 64th of `memory_limit`, and less than half of the records in flight.
         end: What becomes of the end of the data, so that all lanes, and with them all ranks, deliver equally many micro-batches. "drop"
             leaves out a last micro-batch that is not full, and what makes lanes uneven. "pad" delivers everything, and fillers
             (`Batch.is_filler`) for lanes that have nothing left. "repeat" fills the epoch up with records from its beginning: for

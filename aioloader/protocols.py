@@ -227,7 +227,7 @@ class Batcher(Protocol):
 
 @runtime_checkable
 class RunBatcher(Batcher, Protocol):
-    """A batcher that takes many items at once for less than one by one costs, with the same groups. Its counters stay as they are."""
+    """A batcher that takes many items at once for less than one by one costs, with the same groups."""
 
     def push_run(self, items: Sequence[Item]) -> Iterator[tuple[Group, int]]:
         """Take items and yield each group that they complete, with the number of items taken up to it. Refuses none.

@@ -14,7 +14,8 @@ import socket
 import threading
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered, Inbox
+from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered
+from aioloader.engine.inbox import Inbox
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.sidecar import run_engine
 from aioloader.errors import HostError

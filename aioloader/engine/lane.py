@@ -107,6 +107,8 @@ class Lane:
         self._counts: dict[str, int] = dict(state["counts"])
         self.quarantined: list[RecordId] = [(shard, row) for shard, row in state["quarantined"]]
         self._quarantined_json: list[Json] = [list(record) for record in self.quarantined]
+        self._counters: dict[str, int] | None = None
+        """The batcher's own, as they are among `_counts`."""
         self._num_open = 0
         self._num_pushed = 0
         self._num_ragged = 0
@@ -235,8 +237,9 @@ class Lane:
         return self._state(self._batcher.state() if self._refs is None else self._saved)
 
     def _state(self, batcher: Json) -> dict[str, Json]:
-        if self._refs is None and self._run_batcher is None:
-            self._counts.update(_named(self._batcher.counters()))
+        if self._refs is None and (counters := self._batcher.counters()) != self._counters:
+            self._counters = counters
+            self._counts.update(_named(counters))
         return {
             "epoch": self._epoch,
             "seq": self._seq,

@@ -42,6 +42,8 @@ __all__ = ["Pipeline"]
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
+_QUICK_S = 0.0005  # what a micro-batch may take to be formed and collated if those before it are to wait for it and go along
+_FORGETTING = 0.8  # per micro-batch: how fast a slow one is forgotten; after 0.2 s it takes 27 quick ones to trust again
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
 
 
@@ -91,6 +93,8 @@ class Pipeline:
         self._is_reading = False
         self._is_collating = False
         self._collate_s = 0.0
+        self._slowest_s = 0.0
+        """What the slowest of late took to be formed and collated."""
         self._collate_thread: CallThread | None = None
 
     def following(self, state: Json) -> Run | None:
@@ -264,6 +268,7 @@ class Pipeline:
     async def _hand_over_all(self, turns: Iterator[Turn]) -> AioLoaderError | None:
         """Hand over micro-batches as they are formed; return the error that forming one raised."""
         while True:
+            started = time.perf_counter()
             try:
                 turn = next(turns, None)
             except Exception as error:  # noqa: BLE001 - a batching may be the user's own
@@ -277,7 +282,7 @@ class Pipeline:
             self.budget.changed()
             if turn is None:
                 return None
-            await self._hand_over(turn)
+            await self._hand_over(turn, time.perf_counter() - started)
 
     async def _store_blocked(self) -> None:
         """Move micro-batches that wait for another lane's turn to the disk as long as they crowd others out."""
@@ -297,7 +302,7 @@ class Pipeline:
             assembler.note_stored(batch, stored)
             self.budget.changed()
 
-    async def _hand_over(self, turn: Turn) -> None:
+    async def _hand_over(self, turn: Turn, formed_s: float) -> None:
         waited_s = 0.0
         if not self._sink.has_room:
             self.budget.note_peaks()
@@ -306,6 +311,7 @@ class Pipeline:
             waited_s = time.perf_counter() - started
         self._stages.bridge.add(1, 0.0, waited_s)
         if turn.batch.stored is not None:
+            await self._sink.flush()
             group = await anyio.to_thread.run_sync(self.overflow.load, turn.batch.stored)
             turn = turn._replace(batch=turn.batch._replace(group=group, stored=None))
         started = time.perf_counter()
@@ -320,7 +326,11 @@ class Pipeline:
         self._stages.batch.add(ready.num_samples, self._collate_s)
         self._progress.num_delivered += 1
         await self._sink.put(ready, self._causes.take())
-        self.budget.headroom_bytes = self._sink.batch_bytes
+        self.budget.headroom_bytes = self._sink.headroom_bytes
+        self._slowest_s = max(formed_s + self._collate_s, self._slowest_s * _FORGETTING)
+        if self._slowest_s > _QUICK_S:
+            await self._sink.flush()
+            self.budget.note_peaks()
 
     # Watching
 

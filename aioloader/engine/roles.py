@@ -45,8 +45,8 @@ class Sink(Reserving, Protocol):
         """Return the bytes of the micro-batches that wait for the trainer, and of those reserved for workers to write to."""
 
     @property
-    def batch_bytes(self) -> int:
-        """Return the bytes of the last micro-batch."""
+    def headroom_bytes(self) -> int:
+        """Return the bytes of the micro-batches that may be copied out of results which are still held."""
 
     async def put(self, ready: Ready, cause: int) -> None:
         """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`); it may wait for company."""

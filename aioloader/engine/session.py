@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from aioloader.engine.channel import END, ERROR, INLINE_BYTES, RUN, STATS, TAKEN, Outbox
+from aioloader.engine.channel import END, ERROR, RUN, STATS, TAKEN
+from aioloader.engine.outbox import INLINE_BYTES, Outbox
 from aioloader.engine.pipeline import Pipeline
 from aioloader.engine.plan import Plan, Run
 from aioloader.errors import AioLoaderError, HostError

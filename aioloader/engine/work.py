@@ -42,7 +42,7 @@ class Work:
         self._num_hops = 0
         self._cpu_s = time.thread_time()
         self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes)
-        self.budget.headroom_bytes = sink.batch_bytes
+        self.budget.headroom_bytes = sink.headroom_bytes
 
     def begin_epoch(self) -> None:
         """Note that the next chunk starts an epoch, or that there is none."""

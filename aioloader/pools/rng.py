@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import random
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -130,9 +131,10 @@ class LazySeeding:
         self._key: _Key = (seed, 0, _NO_RECORD)
         self._random_is_fresh = True
         self._numpy_is_fresh = True
-        self._is_eager = False
+        self._at_begin: list[Callable[[], None]] = []
+        """What is seeded for each record, whether it draws or not."""
+        self._thread = 0
         self._torch_generator: Any = None
-        self._numpy_is_drawn_past = False
 
     def use(self, seed: int) -> None:
         """Take another seed of the run."""
@@ -143,6 +145,7 @@ class LazySeeding:
         """Wrap `random` now, and the others now or at the end of their import."""
         global _installed
         _installed = self
+        self._thread = threading.get_ident()
         _wrap_functions(random, random._inst, self._refresh_random)
         arrivals = [("numpy.random", self._install_numpy), ("torch", self._install_torch)]
         arrivals += [(name, self._seed_numpy_always) for name in _DRAW_PAST_NUMPY]
@@ -156,16 +159,16 @@ class LazySeeding:
         """See `Seeding`."""
         self._key = (self._seed, epoch, record)
         self._random_is_fresh = self._numpy_is_fresh = False
-        if self._is_eager:
-            self._seed_now()
+        for seed in self._at_begin:
+            seed()
 
     def end(self) -> None:
         """See `Seeding`."""
 
     @property
     def record_key(self) -> _Key | None:
-        """Return the record that is being preprocessed, or was last; None before the first."""
-        return None if self._key[2] is _NO_RECORD else self._key
+        """Return the record that is being preprocessed, or was last; None before the first, and in other threads than that of records."""
+        return None if self._key[2] is _NO_RECORD or threading.get_ident() != self._thread else self._key
 
     def _install_numpy(self) -> None:
         numpy_random = sys.modules["numpy.random"]
@@ -173,18 +176,15 @@ class LazySeeding:
 
     def _install_torch(self) -> None:
         self._torch_generator = sys.modules["torch"].default_generator
-        self._is_eager = True
-        self._seed_now()
+        self._at_begin.append(self._seed_torch)
+        self._seed_torch()
 
     def _seed_numpy_always(self) -> None:
-        self._numpy_is_drawn_past = self._is_eager = True
-        self._seed_now()
+        self._at_begin.append(self._refresh_numpy)
+        self._refresh_numpy()
 
-    def _seed_now(self) -> None:
-        if self._torch_generator is not None:
-            self._torch_generator.manual_seed(record_seed(*self._key) & _MASK >> 1)
-        if self._numpy_is_drawn_past:
-            self._refresh_numpy()
+    def _seed_torch(self) -> None:
+        self._torch_generator.manual_seed(record_seed(*self._key) & _MASK >> 1)
 
     def _refresh_random(self) -> None:
         if not self._random_is_fresh:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import pickle
 import socket
 import threading
@@ -16,8 +15,10 @@ import numpy as np
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aioloader.engine.channel import BATCH, Delivered, Inbox, Outbox
+from aioloader.engine.channel import BATCH, Delivered
+from aioloader.engine.inbox import Inbox
 from aioloader.engine.layout import Field, Layout
+from aioloader.engine.outbox import Outbox
 from aioloader.engine.output import Ready, TensorArray, to_arrays
 from aioloader.errors import BatchError
 from aioloader.runtime.budget import Budget
@@ -31,10 +32,10 @@ SEGMENT_BYTES = 300_000
 class Ends:
     """Both ends of a channel: `outbox` of the engine, and what the trainer does with its frames."""
 
-    def __init__(self, prefetch_batches: int | None = 2, max_held: int = 64, company_s: float = math.inf) -> None:
+    def __init__(self, prefetch_batches: int | None = 2, max_held: int = 64) -> None:
         ours, theirs = socket.socketpair()
         self.engine, self.trainer = Wire(ours), Wire(theirs)
-        self.outbox = Outbox(self.engine, prefetch_batches, company_s=company_s)
+        self.outbox = Outbox(self.engine, prefetch_batches)
         self.inbox = Inbox(max_held)
 
     def take(self) -> Delivered:
@@ -66,8 +67,8 @@ class Ends:
 
 
 @contextlib.contextmanager
-def channel(prefetch_batches: int | None = 2, max_held: int = 64, company_s: float = math.inf) -> Iterator[Ends]:
-    ends = Ends(prefetch_batches, max_held, company_s)
+def channel(prefetch_batches: int | None = 2, max_held: int = 64) -> Iterator[Ends]:
+    ends = Ends(prefetch_batches, max_held)
     try:
         yield ends
     finally:
@@ -325,11 +326,31 @@ async def test_small_batches_that_are_ready_together_go_in_one_message() -> None
         assert ends.trainer.try_receive() is None
 
 
-async def test_a_batch_that_comes_alone_goes_alone() -> None:
-    with channel(prefetch_batches=9, company_s=0) as ends:
-        for step in range(3):
-            await ends.outbox.put(ready({"x": np.full(9, step)}, step=step))
-            assert ends.take().step == step
+@pytest.mark.parametrize("nbytes", [100, 16_000])
+async def test_a_batch_that_is_kept_keeps_no_others(nbytes: int) -> None:
+    """Neither those of a small message, nor those of a segment that is one too many to be held."""
+    with channel(prefetch_batches=9, max_held=0) as ends:
+        for step in range(4):
+            await ends.outbox.put(ready({"x": np.full(nbytes, step, np.uint8)}, step=step))
+        await ends.outbox.flush()
+        batches = [ends.take() for _ in range(4)]
+        owners = [batch.memory.obj for batch in batches]
+        assert [len(owner) for owner in owners] == [-(-nbytes // 64) * 64] * 4
+        assert [fields(batch)["x"].array.tolist() for batch in batches] == [[step] * nbytes for step in range(4)]
+        assert len(ends.give_back(0)) == (nbytes > INLINE_BYTES // 4)
+
+
+@pytest.mark.parametrize(("max_free_bytes", "limit"), [(1 << 28, 16), (1 << 20, 8), (1 << 17, 2)])
+async def test_a_small_memory_limit_lets_fewer_batches_wait(max_free_bytes: int, limit: int) -> None:
+    with channel(prefetch_batches=None) as ends:
+        outbox = Outbox(ends.engine, None, max_free_bytes=max_free_bytes)
+        num_put = 0
+        while outbox.has_room:
+            await outbox.put(ready({"x": np.zeros(16_384, np.uint8)}))
+            num_put += 1
+        assert num_put == limit
+        assert outbox.headroom_bytes == max(16_384, min(1 << 20, max_free_bytes // 8))
+        outbox.close()
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, INLINE_BYTES // 4, INLINE_BYTES // 4 + 1, INLINE_BYTES, 50_000, 1 << 18, 1 << 20])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -67,11 +68,14 @@ class Trainer:
     def __init__(self, seed: int) -> None:
         self.batches: list[list[int]] = []
         self.pipeline: Pipeline | None = None
+        self.num_kept = 0
+        """Those of the last ones that wait for company."""
+        self.most_kept = 0
         self._random = random.Random(seed)
 
     has_room = True
     waiting_bytes = 0
-    batch_bytes = 0
+    headroom_bytes = 0
     num_placed = num_missed = 0
 
     def reserve(self, num_rows: int) -> None:
@@ -86,13 +90,15 @@ class Trainer:
 
     async def put(self, ready: Ready, cause: int) -> None:
         self.batches.append(ready.fields["rows"].array.tolist())
+        self.num_kept += 1
+        self.most_kept = max(self.most_kept, self.num_kept)
         await self.room()
         assert self.pipeline is not None
         self.pipeline.budget.slots.deliver(ready.num_records)
         self.pipeline.budget.changed()
 
     async def flush(self) -> None:
-        """Nothing waits for company here."""
+        self.num_kept = 0
 
 
 class Workers:
@@ -193,3 +199,25 @@ async def test_a_collator_that_fails_ends_the_pass_after_the_batches_before() ->
     with anyio.fail_after(10), pytest.raises(AioLoaderError, match=r"micro-batch 3 of lane 0 .* ValueError: six"):
         await trainer.pipeline.run()
     assert trainer.batches == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(("slow_s", "most_kept"), [(0.0, 8), (0.02, 1)])
+async def test_batches_wait_for_others_only_where_these_come_at_once(slow_s: float, most_kept: int) -> None:
+    """Every fourth one is slow, which nobody can know before; once one was, a trainer that waits gets what is there."""
+    num_collated = 0
+
+    def sometimes_slow(samples: list[int]) -> dict[str, Any]:
+        nonlocal num_collated
+        num_collated += 1
+        time.sleep(slow_s if num_collated % 4 == 1 else 0)
+        return rows_of(samples)
+
+    case = case_of(512, 1, 1, num_epochs=1)
+    plan = replace(case.plan(0), source=Ragged(512, 0), collate=sometimes_slow, buffer_size=512)
+    trainer = Trainer(0)
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), Workers(0), trainer, Stages())
+    with anyio.fail_after(20):
+        await trainer.pipeline.run()
+    assert len(trainer.batches) == 512
+    assert trainer.num_kept == 0
+    assert (trainer.most_kept == most_kept) if slow_s else (trainer.most_kept >= most_kept)

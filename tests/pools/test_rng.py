@@ -210,6 +210,53 @@ def test_libraries_that_draw_past_the_wrapped_functions_are_seeded_too(tmp_path:
     assert in_worker(body) == inline(lambda: np.random.normal(size=2).tolist(), [1, 2, 1])
 
 
+def test_what_is_imported_in_a_record_leaves_the_other_generators_alone(tmp_path: Path) -> None:
+    """They go on with their stream: seeded twice, they would draw the same again."""
+    (tmp_path / "scipy").mkdir()
+    (tmp_path / "scipy" / "stats.py").write_text("import numpy.random\n")
+    body = f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        seeding = LazySeeding(11)
+        seeding.install()
+        seeding.begin(0, ("shard", 1))
+        import torch
+        out.append([torch.rand(1).item(), random.random()])
+        import scipy.stats
+        out.append([torch.rand(1).item(), random.random()])
+        seeding.end()
+    """
+    torch = pytest.importorskip("torch")
+    expected = inline(lambda: [[torch.rand(1).item(), random.random()] for _ in range(2)], [1])
+    assert in_worker(body) == expected[0]
+
+
+def test_the_record_is_that_of_the_thread_that_preprocesses() -> None:
+    """Which record it would be in another thread, only the clock knows."""
+    body = """
+        import threading
+        from aioloader.pools.rng import record_rng
+        seeding = LazySeeding(11)
+        seeding.install()
+        def draw():
+            try:
+                out.append(int(record_rng().integers(1 << 40)))
+            except RuntimeError as error:
+                out.append(str(error)[:10])
+        def draw_elsewhere():
+            thread = threading.Thread(target=draw)
+            thread.start()
+            thread.join()
+        draw()
+        for row in (1, 2):
+            seeding.begin(0, ("shard", row))
+            draw()
+            draw_elsewhere()
+            seeding.end()
+    """
+    first, second = inline(lambda: int(record_rng().integers(1 << 40)), [1, 2])
+    assert in_worker(body) == ["record_rng", first, "record_rng", second, "record_rng"]
+
+
 def test_wrapped_functions_keep_their_names_and_instances_of_ones_own_are_left_alone() -> None:
     body = """
         own = random.Random(3)
