@@ -263,17 +263,22 @@ class ItemRun(_Sequence[Item]):
         return map(Item, self.samples, self.seqs, repeat(0), self.records)
 
 
-def followed_by(first: Any, second: Any) -> Any:
+def followed_by(first: Sequence[T], second: Sequence[T]) -> Sequence[T] | None:
     """Return two ranges, or the ids of two ranges of rows, as one; None where the second does not go on where the first ends."""
-    if type(first) is range and type(second) is range:
-        step = first.step
-        if second.step != step or second.start != first.start + step * len(first):
-            return None
-        return range(first.start, second.start + step * len(second), step)
-    if type(first) is RowIds and type(second) is RowIds and first.shard == second.shard:
-        rows = followed_by(first.rows, second.rows)
-        return None if rows is None else RowIds(first.shard, rows)
-    return None
+    joined: Any = None
+    if isinstance(first, range) and isinstance(second, range):
+        joined = _joined_ranges(first, second)
+    elif isinstance(first, RowIds) and isinstance(second, RowIds) and first.shard == second.shard:
+        rows = _joined_ranges(first.rows, second.rows)
+        joined = None if rows is None else RowIds(first.shard, rows)
+    return joined  # type: ignore[no-any-return]
+
+
+def _joined_ranges(first: range, second: range) -> range | None:
+    step = first.step
+    if second.step != step or second.start != first.start + step * len(first):
+        return None
+    return range(first.start, second.start + step * len(second), step)
 
 
 def dense(numbers: Sequence[int]) -> Sequence[int]:

@@ -100,13 +100,10 @@ class Host:
         """
         inbox = self._inbox
         if not inbox:
-            frame, self._last = self._last, None
-            try:
-                if frame is None and (frame := self._wire.try_receive()) is None:
-                    self._tell()
-                    return None
-            except WireClosedError as error:
-                raise self._death() from error
+            frame = self._next_frame()
+            if frame is None:
+                self._tell()  # else each might wait for the other
+                return None
             if frame.kind != BATCH:
                 self._end(frame)
             inbox.add(frame)
@@ -156,6 +153,16 @@ class Host:
         if self._thread is not None and self._owner_pid == os.getpid() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_TIMEOUT_S)
         self._inbox.close()
+
+    def _next_frame(self) -> Frame | None:
+        """Return the next message, None if it is not there yet."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            return last
+        try:
+            return self._wire.try_receive()
+        except WireClosedError as error:
+            raise self._death() from error
 
     def _keep(self, frame: Frame) -> None:
         """Keep what came ahead of time."""

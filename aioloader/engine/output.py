@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,8 @@ def list_records(provenance: Provenance) -> list[tuple[RecordId, int, int]]:
         if isinstance(part[0], str):
             shard, start, stop, step, seqs = part
             ids = RowIds(shard, range(start, stop, step))
-            rows.extend(zip(ids, count(seqs) if isinstance(seqs, int) else seqs, repeat(0), strict=False))
+            seqs = range(seqs, seqs + len(ids)) if isinstance(seqs, int) else seqs
+            rows.extend(zip(ids, seqs, repeat(0, len(ids)), strict=True))
         else:
             rows.extend(zip(*part, strict=True))
     return rows

@@ -7,16 +7,18 @@ of its values.
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Sequence
 from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter, contains, itemgetter
 from typing import Any, NamedTuple
 
 from aioloader.sequences import Column, RaggedRows, Rows
 
 __all__ = ["Columns", "Concatenation", "from_flat", "to_columns"]
+
+_dtype_of = attrgetter("dtype")  # with `map` half the time of a comprehension
+_shape_of = attrgetter("shape")
 
 
 class Concatenation(NamedTuple):
@@ -124,14 +126,10 @@ def _concatenation(values: Sequence[Any]) -> Concatenation | None:
     return Concatenation(values, [other[0] for other in shapes], torch_dtype)
 
 
-_dtype_of = attrgetter("dtype")
-_shape_of = attrgetter("shape")
-
-
 def _have_keys(samples: Sequence[dict[Any, Any]], keys: tuple[Any, ...]) -> bool:
     """Return whether all samples have these fields, in this order."""
     if len(keys) == 1:
-        return _all_same(map(len, samples), 1, len(samples)) and all(map(operator.contains, samples, repeat(keys[0])))
+        return _all_same(map(len, samples), 1, len(samples)) and all(map(contains, samples, repeat(keys[0])))
     return _all_same(map(tuple, samples), keys, len(samples))
 
 
