@@ -220,7 +220,7 @@ class Assembler:
     def note_stored(self, batch: LaneBatch, stored: Stored) -> None:
         """Note that what `storable` returned is elsewhere now."""
         self._queues[batch.lane].replace(stored)
-        self._slots.discard(batch.num_records)
+        self._slots.put_aside(batch.num_records)
 
     def next_pass(self, epoch: int) -> Json:
         """Return the rank's state at the start of the pass after this one; blocked micro-batches are dropped and counted."""
@@ -249,9 +249,8 @@ class Assembler:
         batch.state.update(self._outline(batch.lane))
         self._delivered = {**self._delivered, str(batch.lane): batch.state}
         self._places[batch.lane] = (batch.state["epoch"], self._position(batch.lane, batch.oldest_seq))
-        if batch.stored is not None:
-            self._slots.reopen(batch.num_records)
-        self._slots.complete(batch.num_records)
+        if batch.stored is None:  # else it is not counted before it is here again
+            self._slots.complete(batch.num_records)
         return Turn(batch, self._turn, self._delivered, min(self._places.values()))
 
     def _outline(self, lane: int) -> dict[str, Json]:

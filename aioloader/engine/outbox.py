@@ -106,6 +106,13 @@ class Outbox:
         while not self.has_room:
             await self._taken.wait()
 
+    async def delivery(self) -> None:
+        """Wait until the trainer has taken one of those that wait."""
+        number = len(self._waiting)
+        await self.flush()
+        while len(self._waiting) >= number:
+            await self._taken.wait()
+
     async def put(self, ready: Ready, cause: int = 0) -> None:
         """Load one micro-batch, with what the engine was waiting for before it. It leaves when the message is full, or with `flush`.
 

@@ -19,8 +19,9 @@ from anyio.abc import TaskGroup
 from aioloader.engine.assembler import Assembler, Stamps, Turn
 from aioloader.engine.errors import batching_error, source_error
 from aioloader.engine.heap import OrderedHeap
+from aioloader.engine.lane import LaneBatch
 from aioloader.engine.output import collate
-from aioloader.engine.overflow import Overflow, describe_failure, describe_overflow
+from aioloader.engine.overflow import Overflow, Stored, describe_failure, describe_overflow
 from aioloader.engine.plan import Plan, Run
 from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
@@ -302,6 +303,16 @@ class Pipeline:
             assembler.note_stored(batch, stored)
             self.budget.changed()
 
+    async def _bring_back(self, batch: LaneBatch, stored: Stored) -> LaneBatch:
+        """Return a micro-batch that was stored, once there is room for its records; nothing that comes after it can make some."""
+        slots = self.budget.slots
+        while not slots.has_room_for(batch.num_records) and self._sink.num_waiting:
+            await self._sink.delivery()
+        slots.bring_back(batch.num_records)
+        await self._sink.flush()
+        group = await anyio.to_thread.run_sync(self.overflow.load, stored)
+        return batch._replace(group=group, stored=None)
+
     async def _hand_over(self, turn: Turn, formed_s: float) -> None:
         waited_s = 0.0
         if not self._sink.has_room:
@@ -311,9 +322,7 @@ class Pipeline:
             waited_s = time.perf_counter() - started
         self._stages.bridge.add(1, 0.0, waited_s)
         if turn.batch.stored is not None:
-            await self._sink.flush()
-            group = await anyio.to_thread.run_sync(self.overflow.load, turn.batch.stored)
-            turn = turn._replace(batch=turn.batch._replace(group=group, stored=None))
+            turn = turn._replace(batch=await self._bring_back(turn.batch, turn.batch.stored))
         started = time.perf_counter()
         self._is_collating = True
         if self._collate_s > _SLOW_COLLATE_S:

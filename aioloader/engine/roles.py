@@ -40,6 +40,13 @@ class Sink(Reserving, Protocol):
     async def room(self) -> None:
         """Wait until one more micro-batch may wait for the trainer, which gets those handed over before."""
 
+    async def delivery(self) -> None:
+        """Wait until the trainer has taken one of those that wait for it, which must be some."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the micro-batches that wait for the trainer."""
+
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of the micro-batches that wait for the trainer, and of those reserved for workers to write to."""

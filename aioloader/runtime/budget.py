@@ -25,6 +25,8 @@ class Slots:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.reserved = 0
+        """Kept free for one micro-batch that is not in memory and comes back."""
         self.working = 0
         self.open = 0
         self.ready = 0
@@ -43,12 +45,12 @@ class Slots:
     def free(self) -> int:
         """Return how many records may start now.
 
-        1. Within the limit: the rest of it.
+        1. Within the limit: the rest of it, but for what is reserved.
         2. Above it only so far as a micro-batch needs more records than the limit to become complete: then nothing is ready,
            and either nothing is working or the open records alone exceed the limit.
         """
-        if self.in_flight < self.limit:
-            return self.limit - self.in_flight
+        if self.in_flight < self.limit - self.reserved:
+            return self.limit - self.reserved - self.in_flight
         starving = self.ready == 0 and (self.working == 0 or self.open >= self.limit)
         return max(0, self.limit - self.working) if starving else 0
 
@@ -78,9 +80,18 @@ class Slots:
         """Uncount open records whose incomplete micro-batch is dropped."""
         self.open -= num_records
 
-    def reopen(self, num_records: int) -> None:
-        """Count records again that were discarded: they were not in memory meanwhile."""
-        self.open += num_records
+    def put_aside(self, num_records: int) -> None:
+        """Uncount open records that leave memory for a while."""
+        self.open -= num_records
+        self.reserved = max(self.reserved, min(num_records, self.limit // 2))
+
+    def has_room_for(self, num_records: int) -> bool:
+        """Return whether so many may come back within the limit."""
+        return self.in_flight + num_records <= self.limit
+
+    def bring_back(self, num_records: int) -> None:
+        """Count records again that were put aside: their micro-batch can be delivered."""
+        self.ready += num_records
 
     def is_crowded(self, num_records: int) -> bool:
         """Return whether so many of the records in flight leave less than half of the limit to the others."""

@@ -76,6 +76,7 @@ class Trainer:
     has_room = True
     waiting_bytes = 0
     headroom_bytes = 0
+    num_waiting = 0
     num_placed = num_missed = 0
 
     def reserve(self, num_rows: int) -> None:
@@ -96,6 +97,9 @@ class Trainer:
         assert self.pipeline is not None
         self.pipeline.budget.slots.deliver(ready.num_records)
         self.pipeline.budget.changed()
+
+    async def delivery(self) -> None:
+        raise AssertionError("nothing ever waits")
 
     async def flush(self) -> None:
         self.num_kept = 0

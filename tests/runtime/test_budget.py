@@ -268,3 +268,28 @@ async def test_a_record_above_the_limit_passes_alone() -> None:
     engine.deliver(1, 1000)
     assert await engine.start() == 1
     assert engine.budget.peak_bytes == 1000
+
+
+def test_what_comes_back_from_elsewhere_finds_room_within_the_limit() -> None:
+    slots = Slots(24)
+    slots.start(20)
+    slots.hold(20)
+    slots.put_aside(3)
+    slots.put_aside(2)
+    assert (slots.in_flight, slots.reserved, slots.free()) == (15, 3, 6)
+    slots.start(slots.free())
+    assert (slots.in_flight, slots.free()) == (21, 0)
+    assert slots.has_room_for(3)
+    slots.bring_back(3)
+    assert (slots.in_flight, slots.ready) == (24, 3)
+    assert not slots.has_room_for(2)
+    slots.deliver(3)
+    assert slots.has_room_for(2)
+
+
+def test_a_micro_batch_larger_than_the_limit_reserves_no_more_than_half_of_it() -> None:
+    slots = Slots(8)
+    slots.start(12)
+    slots.hold(12)
+    slots.put_aside(12)
+    assert (slots.in_flight, slots.free()) == (0, 4)
