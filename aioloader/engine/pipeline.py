@@ -43,7 +43,7 @@ __all__ = ["Pipeline"]
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
-_QUICK_S = 0.0005  # what a micro-batch may take to be formed and collated if those before it are to wait for it and go along
+_QUICK_S = 0.002  # what a micro-batch, and all that wait for company, may take to be formed and collated; a cold start takes half of it
 _FORGETTING = 0.8  # per micro-batch: how fast a slow one is forgotten; after 0.2 s it takes 27 quick ones to trust again
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
 
@@ -96,6 +96,8 @@ class Pipeline:
         self._collate_s = 0.0
         self._slowest_s = 0.0
         """What the slowest of late took to be formed and collated."""
+        self._kept_s = 0.0
+        """What those took that were handed over since the last were let go."""
         self._collate_thread: CallThread | None = None
 
     def following(self, state: Json) -> Run | None:
@@ -336,8 +338,11 @@ class Pipeline:
         self._progress.num_delivered += 1
         await self._sink.put(ready, self._causes.take())
         self.budget.headroom_bytes = self._sink.headroom_bytes
-        self._slowest_s = max(formed_s + self._collate_s, self._slowest_s * _FORGETTING)
-        if self._slowest_s > _QUICK_S:
+        took_s = formed_s + self._collate_s
+        self._slowest_s = max(took_s, self._slowest_s * _FORGETTING)
+        self._kept_s += took_s
+        if self._slowest_s > _QUICK_S or self._kept_s > _QUICK_S:
+            self._kept_s = 0.0
             await self._sink.flush()
             self.budget.note_peaks()
 
