@@ -275,12 +275,11 @@ class Pipeline:
             try:
                 turn = next(turns, None)
             except Exception as error:  # noqa: BLE001 - a batching may be the user's own
-                await self._sink.flush()
+                await self._let_go()
                 self.budget.changed()
                 return batching_error(error)
             if turn is None:
-                self.budget.note_peaks()
-                await self._sink.flush()
+                await self._let_go()
                 await self._store_blocked()
             self.budget.changed()
             if turn is None:
@@ -304,6 +303,12 @@ class Pipeline:
                 return
             assembler.note_stored(batch, stored)
             self.budget.changed()
+
+    async def _let_go(self) -> None:
+        """Send those that wait for company; until then nothing of what they took has come back."""
+        self._kept_s = 0.0
+        self.budget.note_peaks()
+        await self._sink.flush()
 
     async def _bring_back(self, batch: LaneBatch, stored: Stored) -> LaneBatch:
         """Return a micro-batch that was stored, once there is room for its records; nothing that comes after it can make some."""
@@ -342,9 +347,7 @@ class Pipeline:
         self._slowest_s = max(took_s, self._slowest_s * _FORGETTING)
         self._kept_s += took_s
         if self._slowest_s > _QUICK_S or self._kept_s > _QUICK_S:
-            self._kept_s = 0.0
-            await self._sink.flush()
-            self.budget.note_peaks()
+            await self._let_go()
 
     # Watching
 

@@ -191,10 +191,14 @@ def test_torch_is_seeded_from_the_moment_it_is_imported() -> None:
     assert in_worker(body) == inline(lambda: torch.rand(3).tolist(), [1, 2, 1])
 
 
+def stand_in_for_scipy(folder: Path) -> None:
+    (folder / "scipy").mkdir()
+    (folder / "scipy" / "stats.py").write_text("import numpy.random\n")
+
+
 def test_libraries_that_draw_past_the_wrapped_functions_are_seeded_too(tmp_path: Path) -> None:
     """Some hold NumPy's hidden generator itself; they are known by name."""
-    (tmp_path / "scipy").mkdir()
-    (tmp_path / "scipy" / "stats.py").write_text("import numpy.random\n")
+    stand_in_for_scipy(tmp_path)
     body = f"""
         sys.path.insert(0, {str(tmp_path)!r})
         seeding = LazySeeding(11)
@@ -212,8 +216,7 @@ def test_libraries_that_draw_past_the_wrapped_functions_are_seeded_too(tmp_path:
 
 def test_what_is_imported_in_a_record_leaves_the_other_generators_alone(tmp_path: Path) -> None:
     """They go on with their stream: seeded twice, they would draw the same again."""
-    (tmp_path / "scipy").mkdir()
-    (tmp_path / "scipy" / "stats.py").write_text("import numpy.random\n")
+    stand_in_for_scipy(tmp_path)
     body = f"""
         sys.path.insert(0, {str(tmp_path)!r})
         seeding = LazySeeding(11)
