@@ -69,14 +69,8 @@ class Batch(dict[str, Any]):
 
     def __init__(self, fields: dict[str, Any], facts: Ready | Delivered, base: dict[str, Json]) -> None:
         super().__init__(fields)
-        self.step = facts.step
-        self.lane = facts.lane
-        self.epoch = facts.epoch
-        self.num_samples = facts.num_samples
-        self.num_tokens = facts.num_tokens
-        self.num_padding = facts.num_padding
-        self.num_targets = facts.num_targets
-        self.is_filler = facts.is_filler
+        head = facts.head
+        self.step, self.lane, self.epoch, self.num_samples, self.num_tokens, self.num_padding, self.num_targets, self.is_filler, _ = head
         self.wait_s = 0.0
         self.wait_cause = "consumer"
         self._facts = facts

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # these import torch
 __all__ = ["BatchIterator"]
 
 _CHECK_PAUSE_S = 0.002
-_MAX_AT_ONCE = 4  # batches that `async for` hands over without a turn of the event loop, which costs more than all the rest
+_TURN_EVERY_S = 0.005  # as threads give way; a turn of the event loop costs more than all the rest of a hand-over
 
 
 @runtime_checkable
@@ -83,7 +83,8 @@ class BatchIterator:
         self._over: BaseException | None = None
         self._is_waiting = False
         self._num_batches = 0
-        self._num_at_once = _MAX_AT_ONCE
+        self._turned_s = -_TURN_EVERY_S
+        """When the event loop last had a turn while this iterator was asked for a batch."""
         self._num_samples = 0
         self._left_s: float | None = None
         self._away_s = 0.0
@@ -119,18 +120,21 @@ class BatchIterator:
         return self._deliver(delivered, started, waited=waited)
 
     async def __anext__(self) -> Batch:
-        """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`."""
+        """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`.
+
+        Where it is there already, the loop gets a turn if the last one of this iterator was 5 ms ago.
+        """
         started = time.perf_counter()
         try:
-            self._num_at_once += 1
-            if self._num_at_once >= _MAX_AT_ONCE or self._inline is not None:
-                self._num_at_once = 0
+            if started - self._turned_s >= _TURN_EVERY_S or self._inline is not None:
                 await checkpoint()  # else a trainer whose batches are always there could neither be cancelled nor share its loop
+                self._turned_s = time.perf_counter()
             self._check()
             waited = False
             while (delivered := self._receive()) is None:
-                waited, self._num_at_once = True, 0
+                waited = True
                 await self._wait()
+                self._turned_s = time.perf_counter()
                 self._check()
         except Ended as end:
             self._finish(end)
@@ -258,12 +262,14 @@ class BatchIterator:
 
     def _deliver(self, delivered: Ready | Delivered, started: float, *, waited: bool) -> Batch:
         self._num_batches += 1
-        cause = self._cause(delivered) if waited else CONSUMER
         self._feed.taken()
         batch = self._open_batch(delivered, self._base)
         self._load_last = delivered.state_loader()
-        self._num_samples += delivered.num_samples
-        batch.wait_cause = CAUSES[cause]
+        self._num_samples += batch.num_samples
+        cause = CONSUMER
+        if waited:
+            cause = self._cause(delivered)
+            batch.wait_cause = CAUSES[cause]
         now = time.perf_counter()
         if self._left_s is not None:
             self._away_s += started - self._left_s

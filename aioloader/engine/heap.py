@@ -20,6 +20,11 @@ class OrderedHeap(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def has_next(self) -> bool:
+        """Return whether the entry whose turn it is is there."""
+        return bool(self._entries) and self._entries[0][0] == self._next
+
     def push(self, index: int, width: int, entry: T) -> None:
         """Add the entry for indices `index` to `index + width - 1`; `width` is at least 1."""
         if index < self._next:
@@ -28,7 +33,7 @@ class OrderedHeap(Generic[T]):
 
     def pop(self) -> T | None:
         """Return the entry whose turn it is, or None while it is missing."""
-        if not self._entries or self._entries[0][0] != self._next:
+        if not self.has_next:
             return None
         _, width, entry = heapq.heappop(self._entries)
         self._next += width

@@ -98,16 +98,17 @@ class Host:
             Ended: The pass is over.
             AioLoaderError: The pass failed; everything before the failing record was received.
         """
-        inbox = self._inbox
-        if not inbox:
-            frame = self._next_frame()
-            if frame is None:
-                self._tell()  # else each might wait for the other
-                return None
-            if frame.kind != BATCH:
-                self._end(frame)
-            inbox.add(frame)
-        return inbox.next()
+        batch = self._inbox.next()
+        if batch is not None:
+            return batch
+        frame = self._next_frame()
+        if frame is None:
+            self._tell()  # else each might wait for the other
+            return None
+        if frame.kind != BATCH:
+            self._end(frame)
+        self._inbox.add(frame)
+        return self._inbox.next()
 
     def look(self) -> Ahead:
         """Return what is there, without taking it."""

@@ -53,20 +53,21 @@ class Inbox:
         for entry in entries:
             self._arrived.append((entry, memory, is_copied))
 
-    def next(self) -> Delivered:
-        """Return the next micro-batch, which must be there.
+    def next(self) -> Delivered | None:
+        """Return the next micro-batch, None if there is none.
 
         Raises:
             BatchError: It has fields that cannot be loaded here.
         """
+        if not self._arrived:
+            return None
         (head, layout, others, records, state, offset), memory, is_copied = self._arrived.popleft()
         if layout is None:
             layout = self._layout
         self._layout = layout
-        memory = memory[offset : offset + layout.nbytes]
         if is_copied:
-            memory = memoryview(bytearray(memory))
-        return Delivered(head, layout, memory, _load_others(others) if others else {}, records, state)
+            memory, offset = memoryview(bytearray(memory[offset : offset + layout.nbytes])), 0
+        return Delivered(head, layout, memory, offset, _load_others(others) if others else {}, records, state)
 
     def take_returned(self) -> list[int]:
         """Return the segments that came free since the last call."""

@@ -78,6 +78,11 @@ class Outbox:
         return len(self._waiting)
 
     @property
+    def num_kept(self) -> int:
+        """Return the micro-batches that wait for the rest of their message."""
+        return 0 if self._message is None else len(self._message.entries)
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more micro-batch may wait for the trainer."""
         number = len(self._waiting)
@@ -113,8 +118,8 @@ class Outbox:
         while len(self._waiting) >= number:
             await self._taken.wait()
 
-    async def put(self, ready: Ready, cause: int = 0) -> None:
-        """Load one micro-batch, with what the engine was waiting for before it. It leaves when the message is full, or with `flush`.
+    async def put(self, ready: Ready) -> None:
+        """Load one micro-batch. It leaves when the message is full, or with `flush`.
 
         Raises:
             BatchError: The collator returned something that cannot move to the trainer.
@@ -131,9 +136,8 @@ class Outbox:
                 target = np.ndarray(field.shape, field.dtype, message.memory, message.num_used + field.offset)
                 ready.fields[field.name].write(target)
         self._layout = layout
-        head = (ready.step, ready.lane, ready.epoch, ready.num_tokens, ready.num_padding, ready.num_targets, ready.num_samples, cause)
         records, state = pickle.dumps(ready.provenance), pickle.dumps(ready.state)
-        message.add((head, None if known else layout, others, records, state, message.num_used), layout.nbytes)
+        message.add((ready.head, None if known else layout, others, records, state, message.num_used), layout.nbytes)
         if len(message.entries) >= _MAX_TOGETHER or message.room < layout.nbytes:
             await self.flush()
 

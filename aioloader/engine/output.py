@@ -17,7 +17,7 @@ from aioloader.errors import AioLoaderError, BatchError
 from aioloader.protocols import Collator, Item, Json, RecordId, Sample
 from aioloader.sequences import ItemRun, RowIds, Rows, columns_of, parts_of
 
-__all__ = ["Provenance", "Ready", "TensorArray", "collate", "list_records", "make_filler", "to_arrays"]
+__all__ = ["Head", "Provenance", "Ready", "TensorArray", "collate", "list_records", "make_filler", "to_arrays"]
 
 _TENSOR_DTYPES = frozenset(
     {"bool", "complex64", "complex128", "float16", "float32", "float64"}
@@ -35,6 +35,10 @@ Provenance = list[tuple[Any, ...]]
 """Where samples come from, in parts: (shard, start, stop, step, seqs) where the rows are a range and all subs are 0, with the first
 seq instead of all of them where none is left out; else (ids, seqs, subs). Plain data: pickling a class of our own takes ten times as
 long, once per micro-batch."""
+
+
+Head = tuple[int, int, int, int, int, int, int, bool, int]
+"""Step, lane, epoch; samples, tokens, padding tokens, targets; whether it is a filler; what was waited for before it."""
 
 
 class TensorArray:
@@ -82,7 +86,8 @@ class Ready:
         state: What of the rank's state is new once this micro-batch is delivered.
         num_records: In-flight slots that come free with its delivery.
         num_samples: Samples that the collator got.
-        cause: What was waited for before it: its own work, where nothing runs beside the trainer.
+        cause: What the engine was waiting for before it, an index into `telemetry.waits.CAUSES`; its own work, where nothing runs beside
+            the trainer.
         is_filler: It only keeps lanes in step and has no fields; the bridge makes them up.
     """
 
@@ -99,6 +104,21 @@ class Ready:
     num_samples: int
     cause: int = 1
     is_filler: bool = False
+
+    @property
+    def head(self) -> Head:
+        """Return what a batch says of itself, as one value: it crosses to the trainer with every micro-batch."""
+        return (
+            self.step,
+            self.lane,
+            self.epoch,
+            self.num_samples,
+            self.num_tokens,
+            self.num_padding,
+            self.num_targets,
+            self.is_filler,
+            self.cause,
+        )
 
     def load_records(self) -> list[tuple[RecordId, int, int]]:
         """Return ((shard, row), seq, sub) of each sample."""

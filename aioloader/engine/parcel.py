@@ -18,21 +18,21 @@ __all__ = ["pack", "unpack"]
 def pack(batch: Ready | Delivered) -> tuple[bytes, Any]:
     """Return everything but the arrays as bytes, and the memory that the arrays lie in: uint8[layout.nbytes]."""
     if isinstance(batch, Delivered):
-        layout, memory, others = batch.layout, batch.memory, batch.others
+        layout, others = batch.layout, batch.others
+        memory = batch.memory[batch.offset : batch.offset + layout.nbytes]
         records, state = batch.records_and_state
     else:
         layout = Layout.of(batch.fields)
         memory = _written(batch, layout)
         others = {name: field for name, field in batch.fields.items() if not isinstance(field, TensorArray)}
         records, state = pickle.dumps(batch.provenance), pickle.dumps(batch.state)
-    numbers = (batch.step, batch.lane, batch.epoch, batch.num_tokens, batch.num_padding, batch.num_targets, batch.num_samples, batch.cause)
-    return pickle.dumps((numbers, layout, dumps(others) if others else b"", records, state)), memory
+    return pickle.dumps((batch.head, layout, dumps(others) if others else b"", records, state)), memory
 
 
 def unpack(meta: bytes, memory: Any) -> Delivered:
     """Return the micro-batch that `pack` took apart, with its arrays in `memory`."""
-    numbers, layout, others, records, state = pickle.loads(meta)
-    return Delivered(numbers, layout, memory, pickle.loads(others) if others else {}, records, state)
+    head, layout, others, records, state = pickle.loads(meta)
+    return Delivered(head, layout, memory, 0, pickle.loads(others) if others else {}, records, state)
 
 
 def _written(batch: Ready, layout: Layout) -> Any:

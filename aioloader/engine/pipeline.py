@@ -234,6 +234,7 @@ class Pipeline:
 
     async def _log_quarantined(self) -> None:
         """Write down the records that were left out, in order."""
+        await self._let_go()
         entries, self._assembler.newly_quarantined = self._assembler.newly_quarantined, []
         await anyio.to_thread.run_sync(log_quarantined, entries)
 
@@ -279,7 +280,8 @@ class Pipeline:
                 self.budget.changed()
                 return batching_error(error)
             if turn is None:
-                await self._let_go()
+                if not self._heap.has_next:
+                    await self._let_go()
                 await self._store_blocked()
             self.budget.changed()
             if turn is None:
@@ -292,6 +294,7 @@ class Pipeline:
         if not self.budget.is_crowded(assembler.num_records_ahead) or overflow.has_failed:
             assembler.keep_blocked()
             return
+        await self._let_go()
         while self.budget.is_crowded(assembler.num_records_ahead) and (batch := assembler.storable()) is not None:
             if not overflow.total:
                 _log.warning("%s", describe_overflow(batch.lane, assembler.num_blocked))
@@ -341,11 +344,12 @@ class Pipeline:
         self._collate_s = time.perf_counter() - started
         self._stages.batch.add(ready.num_samples, self._collate_s)
         self._progress.num_delivered += 1
-        await self._sink.put(ready, self._causes.take())
+        ready.cause = self._causes.take()
+        await self._sink.put(ready)
         self.budget.headroom_bytes = self._sink.headroom_bytes
         took_s = formed_s + self._collate_s
         self._slowest_s = max(took_s, self._slowest_s * _FORGETTING)
-        self._kept_s += took_s
+        self._kept_s = self._kept_s + took_s if self._sink.num_kept else 0.0
         if self._slowest_s > _QUICK_S or self._kept_s > _QUICK_S:
             await self._let_go()
 

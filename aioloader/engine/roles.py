@@ -55,8 +55,12 @@ class Sink(Reserving, Protocol):
     def headroom_bytes(self) -> int:
         """Return the bytes of the micro-batches that may be copied out of results which are still held."""
 
-    async def put(self, ready: Ready, cause: int) -> None:
-        """Hand one over, in order, with what the engine was waiting for before it (an index into `CAUSES`); it may wait for company."""
+    async def put(self, ready: Ready) -> None:
+        """Hand one over, in order; it may wait for company."""
+
+    @property
+    def num_kept(self) -> int:
+        """Return the micro-batches that wait for company."""
 
     async def flush(self) -> None:
         """Let those that wait for company go."""

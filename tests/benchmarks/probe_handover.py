@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from tests.benchmarks.contestants import Feed
@@ -24,14 +24,24 @@ _WARM_UP = 8  # pauses
 
 def measure(feed: Feed, digest: Digest) -> Measurement:
     """Time `next`."""
+    handovers = _Handovers(digest)
     with feed as batches:
-        return _measured(_timed(iter(batches)), digest)
+        for row in _timed(iter(batches)):
+            handovers.add(row)
+    return handovers.measurement()
 
 
 def measure_async(feed: Feed, digest: Digest) -> Measurement:
     """Time `anext`, and for a loader that has none, `next` in a thread: what an asyncio program does with it."""
+    handovers = _Handovers(digest)
+
+    async def take_all(batches: Any) -> None:
+        async for row in _timed_async(_async(batches)):
+            handovers.add(row)
+
     with feed as batches:
-        return _measured(asyncio.run(_all(_timed_async(_async(batches)))), digest)
+        asyncio.run(take_all(batches))
+    return handovers.measurement()
 
 
 _Row = list[tuple[float, Any]]
@@ -66,10 +76,6 @@ async def _timed_async(iterator: AsyncIterator[Any]) -> AsyncIterator[_Row]:
         yield row
 
 
-async def _all(timed: AsyncIterator[_Row]) -> list[_Row]:
-    return [row async for row in timed]
-
-
 def _async(batches: Any) -> AsyncIterator[Any]:
     return aiter(batches) if hasattr(batches, "__aiter__") else _in_thread(iter(batches))
 
@@ -79,25 +85,32 @@ async def _in_thread(iterator: Iterator[Any]) -> AsyncIterator[Any]:
         yield batch
 
 
-def _measured(timed: Iterable[_Row], digest: Digest) -> Measurement:
-    waits_us: list[list[float]] = []
-    arrivals_s: list[float] = []
-    for row in timed:
-        arrivals_s.append(time.monotonic())
-        waits_us.append([waited_s * 1e6 for waited_s, _ in row])
+class _Handovers:
+    """What has been measured; keeps no batch, as a trainer keeps none."""
+
+    def __init__(self, digest: Digest) -> None:
+        self._digest = digest
+        self._waits_us: list[list[float]] = []
+        self._arrivals_s: list[float] = []
+
+    def add(self, row: _Row) -> None:
+        self._arrivals_s.append(time.monotonic())
+        self._waits_us.append([waited_s * 1e6 for waited_s, _ in row])
         for _, batch in row:
-            digest.add(batch)
-    steady = waits_us[_WARM_UP:]
-    in_a_row = sorted(waited_us for row in steady for waited_us in row[1:])
-    return Measurement(
-        numbers={
-            "p50_us": statistics.median(in_a_row),
-            "p99_us": in_a_row[int(len(in_a_row) * 0.99)],
-            "cold_us": statistics.median(row[0] for row in steady if row),
-        },
-        num_records=digest.num_records,
-        content=digest.content,
-        order=digest.order,
-        first_at_s=arrivals_s[0],
-        last_at_s=arrivals_s[-1],
-    )
+            self._digest.add(batch)
+
+    def measurement(self) -> Measurement:
+        steady = self._waits_us[_WARM_UP:]
+        in_a_row = sorted(waited_us for row in steady for waited_us in row[1:])
+        return Measurement(
+            numbers={
+                "p50_us": statistics.median(in_a_row),
+                "p99_us": in_a_row[int(len(in_a_row) * 0.99)],
+                "cold_us": statistics.median(row[0] for row in steady if row),
+            },
+            num_records=self._digest.num_records,
+            content=self._digest.content,
+            order=self._digest.order,
+            first_at_s=self._arrivals_s[0],
+            last_at_s=self._arrivals_s[-1],
+        )

@@ -167,6 +167,27 @@ async def test_batches_that_are_always_ready_leave_room_for_other_tasks(options:
     assert ticks >= 100
 
 
+async def test_a_loop_gets_its_turn_between_short_steps() -> None:
+    """Batches that are there are handed over without one, but for 5 ms at most."""
+    num_taken = most_taken = 0
+
+    async def tick() -> None:
+        nonlocal num_taken, most_taken
+        while True:
+            most_taken, num_taken = max(most_taken, num_taken), 0
+            await asyncio.sleep(0)
+
+    async with Loader(range(400), batch=FixedBatch(4), collate=collate, prefetch_batches=16, buffer_size=200, **THREADS) as loader:
+        task = asyncio.create_task(tick())
+        async for _ in loader:
+            num_taken += 1
+            time.sleep(0.001)  # noqa: ASYNC251 - a short step is the case
+        task.cancel()
+    assert 1 < most_taken <= 6, (
+        "some are handed over without a turn, and no more than steps fit into 5 ms, and the one that makes them too many"
+    )
+
+
 async def test_closing_wakes_a_task_that_waits() -> None:
     def all_but_the_first_never(number: int) -> int:
         time.sleep(60 if number else 0)

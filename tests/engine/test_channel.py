@@ -44,7 +44,9 @@ class Ends:
             assert frame is not None
             assert frame.kind == BATCH
             self.inbox.add(frame)
-        return self.inbox.next()
+        batch = self.inbox.next()
+        assert batch is not None
+        return batch
 
     async def send(self, batch: Ready) -> None:
         """Send one micro-batch alone."""
@@ -82,8 +84,7 @@ def fields(batch: Delivered) -> dict[str, Any]:
 
 
 def array(batch: Delivered, field: Field) -> Any:
-    flat = np.frombuffer(batch.memory, field.dtype, field.num_elements, field.offset) if field.num_elements else np.empty(0, field.dtype)
-    return flat.reshape(field.shape)
+    return np.ndarray(field.shape, field.dtype, batch.memory, batch.offset + field.offset)
 
 
 def ready(fields: dict[str, Any], *, step: int = 1, num_records: int = 3) -> Ready:
@@ -99,6 +100,7 @@ def ready(fields: dict[str, Any], *, step: int = 1, num_records: int = 3) -> Rea
         state={"position": step, "nested": [1, None]},
         num_records=num_records,
         num_samples=2,
+        cause=3,
     )
 
 
@@ -138,8 +140,8 @@ async def test_a_batch_arrives_as_it_was_sent(padding: int, copy: bool) -> None:
             assert np.array_equal(got.array, value)
             assert got.array.flags.writeable
             assert got.array.flags.c_contiguous
-        assert (batch.step, batch.lane, batch.epoch) == (1, 2, 4)
-        assert (batch.num_tokens, batch.num_padding, batch.num_targets) == (10, 5, 7)
+        assert batch.head == (1, 2, 4, 2, 10, 5, 7, False, 3)
+        assert batch.cause == 3
         assert batch.load_records() == [(("shard", 8), 4, 0), (("shard", 9), 5, 1)]
         assert batch.state_loader()() == {"position": 1, "nested": [1, None]}
         batch.state_loader()()["nested"].append("changed")
@@ -229,7 +231,7 @@ async def test_no_more_than_the_prefetched_batches_wait_for_the_trainer() -> Non
                 await wait_all_tasks_blocked()
                 assert put == list(range(min(5, taken + 2)))
                 assert ends.outbox.num_waiting == len(put) - taken
-                assert ends.take().step == taken
+                assert ends.take().head[0] == taken
                 ends.give_back()
         assert ends.outbox.num_waiting == 0
 
@@ -261,7 +263,7 @@ async def test_a_field_that_cannot_move_is_an_error_in_its_place(value: Any) -> 
             await ends.send(ready({"x": np.zeros(SEGMENT_BYTES), "bad": value}, step=6))
         assert ends.outbox.num_waiting == 0
         await ends.send(ready({"x": np.zeros(3)}, step=7))
-        assert ends.take().step == 7
+        assert ends.take().head[0] == 7
 
 
 async def test_objects_that_only_this_process_knows_cross_by_value() -> None:
@@ -301,14 +303,15 @@ async def test_the_layout_is_sent_again_only_when_it_changes() -> None:
 
 
 def test_a_frame_is_plain_pickle_and_bytes() -> None:
-    head = (1, 2, 3, 4, 5, 6, 7, 0)
+    head = (1, 2, 3, 4, 5, 6, 7, False, 0)
     layout = Layout(("x",), (Field("x", "int8", "|i1", (2,), 0),), 2)
     entries = [(head, known, b"", pickle.dumps([]), pickle.dumps({}), offset) for known, offset in ((layout, 0), (None, 2))]
     meta = pickle.dumps((entries, None, [], 3))
     inbox = Inbox(9)
     inbox.add(Frame(BATCH, bytearray(meta), memoryview(bytearray(b"\1\2\3\4")), ()))
     assert (len(inbox), inbox.told_every) == (2, 3)
-    assert [fields(inbox.next())["x"].array.tolist() for _ in range(2)] == [[1, 2], [3, 4]]
+    batches = [inbox.next() for _ in range(3)]
+    assert [batch and fields(batch)["x"].array.tolist() for batch in batches] == [[1, 2], [3, 4], None]
 
 
 async def test_small_batches_that_are_ready_together_go_in_one_message() -> None:
@@ -320,7 +323,7 @@ async def test_small_batches_that_are_ready_together_go_in_one_message() -> None
         await ends.outbox.flush()
         got = [ends.take() for _ in range(5)]
         assert ends.trainer.try_receive() is None
-        assert [(batch.step, int(fields(batch)["x"].array.max()), batch.others["y"]) for batch in got] == [(n, n, [n]) for n in range(5)]
+        assert [(batch.head[0], int(fields(batch)["x"].array.max()), batch.others["y"]) for batch in got] == [(n, n, [n]) for n in range(5)]
         assert [batch.state_loader()()["position"] for batch in got] == list(range(5))
         await ends.outbox.flush()
         assert ends.trainer.try_receive() is None
@@ -363,7 +366,7 @@ async def test_batches_of_every_size_arrive_in_order_however_they_are_put_togeth
         await ends.outbox.flush()
         for step in range(40):
             batch = ends.take()
-            assert batch.step == step
+            assert batch.head[0] == step
             assert (fields(batch)["x"].array == step % 100).all()
             assert fields(batch)["x"].array.size == nbytes + 70 * (step % 7 == 3)
             del batch
@@ -394,7 +397,7 @@ async def test_a_batch_that_cannot_move_leaves_those_before_it_as_they_are() -> 
             await ends.outbox.put(ready({"x": threading.Lock()}, step=6))
         await ends.outbox.put(ready({"x": np.full(9, 4)}, step=7))
         await ends.outbox.flush()
-        assert [(batch.step, fields(batch)["x"].array.max()) for batch in (ends.take(), ends.take())] == [(5, 3), (7, 4)]
+        assert [(batch.head[0], fields(batch)["x"].array.max()) for batch in (ends.take(), ends.take())] == [(5, 3), (7, 4)]
 
 
 @pytest.mark.parametrize(
@@ -422,5 +425,5 @@ async def test_waiting_for_room_sends_what_is_ready() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ends.outbox.room)
             await wait_all_tasks_blocked()
-            assert [ends.take().step for _ in range(3)] == [0, 1, 2]
+            assert [ends.take().head[0] for _ in range(3)] == [0, 1, 2]
             ends.give_back()

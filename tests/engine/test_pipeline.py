@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from aioloader.batching import FixedBatch
+from aioloader.engine import pipeline as pipeline_module
 from aioloader.engine.output import Ready
 from aioloader.engine.pipeline import Pipeline
 from aioloader.engine.plan import Run
@@ -89,7 +90,7 @@ class Trainer:
         for _ in range(self._random.randint(0, 3)):
             await anyio.lowlevel.checkpoint()
 
-    async def put(self, ready: Ready, cause: int) -> None:
+    async def put(self, ready: Ready) -> None:
         self.batches.append(ready.fields["rows"].array.tolist())
         self.num_kept += 1
         self.most_kept = max(self.most_kept, self.num_kept)
@@ -203,6 +204,33 @@ async def test_a_collator_that_fails_ends_the_pass_after_the_batches_before() ->
     with anyio.fail_after(10), pytest.raises(AioLoaderError, match=r"micro-batch 3 of lane 0 .* ValueError: six"):
         await trainer.pipeline.run()
     assert trainer.batches == [[0, 1], [2, 3], [4, 5]]
+
+
+class FirstOneLast(Workers):
+    """A pool whose first chunk takes until the next 256 records are done."""
+
+    num_done = 0
+
+    async def run(self, chunk: Chunk) -> Block:
+        block = await super().run(chunk)
+        if chunk.records[0]:
+            self.num_done += len(chunk.records)
+        else:
+            while self.num_done < 256 or self.num_running:
+                await anyio.lowlevel.checkpoint()
+        return block
+
+
+async def test_batches_of_several_results_that_are_there_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "_QUICK_S", 60.0)
+    case = case_of(512, 1, 1, num_epochs=1)
+    plan = replace(case.plan(0), source=Ragged(512, 0), collate=rows_of, buffer_size=2048)
+    trainer = Trainer(0)
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), FirstOneLast(0), trainer, Stages())
+    with anyio.fail_after(20):
+        await trainer.pipeline.run()
+    assert (len(trainer.batches), trainer.num_kept) == (512, 0)
+    assert trainer.most_kept > 256, "the first result came last, and nothing had to be waited for after it"
 
 
 @pytest.mark.parametrize(("slow_s", "most_kept"), [(0.0, 8), (0.02, 1)])
