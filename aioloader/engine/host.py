@@ -27,6 +27,7 @@ from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
 __all__ = ["Ahead", "Ended", "Host", "HostDied"]
 
+_SIDECAR, _WORKER = "aioloader.engine.sidecar", "aioloader.pools.worker"
 _EXIT_TIMEOUT_S = 1.0
 _JOIN_TIMEOUT_S = 2.0
 _MAX_HELD_SEGMENTS = 64  # a trainer that keeps more batches gets copies, so that shared memory stays bounded
@@ -62,10 +63,11 @@ class Host:
         """What ended the pass, if it came while the micro-batches before it were not taken yet."""
         self._num_untold = 0
         self._thread: threading.Thread | None = None
-        self._sidecar_pid: int | None = None
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours)
-        self._zygote = None if kind == "thread" and plan.pool == "thread" else ZygoteProcess()
+        self._zygote = (
+            None if kind == "thread" and plan.pool == "thread" else ZygoteProcess([_WORKER] if kind == "thread" else [_SIDECAR, _WORKER])
+        )
         client = None if self._zygote is None else self._zygote.connect()
         if kind == "thread":
             self._thread = threading.Thread(target=run_engine, args=(plan, theirs, client), name="aioloader-engine", daemon=True)
@@ -74,9 +76,7 @@ class Host:
         assert self._zygote is not None
         assert client is not None
         with theirs, client:
-            self._sidecar_pid = self._zygote.fork(
-                "aioloader.engine.sidecar:main", "aioloader-engine", dumps(plan), [theirs.fileno(), client.fileno()]
-            )
+            self._zygote.begin_fork(f"{_SIDECAR}:main", "aioloader-engine", dumps(plan), [theirs.fileno(), client.fileno()])
 
     @property
     def is_inherited(self) -> bool:
@@ -194,10 +194,11 @@ class Host:
             self._wire.send(kind, meta)
 
     def _death(self) -> HostError:
-        if self._sidecar_pid is None or self._zygote is None:
+        if self._thread is not None or self._zygote is None:
             return HostError("engine thread: expected it to run until the loader closes, but it ended; see its output above.")
-        exitcode = self._zygote.exit_of(self._sidecar_pid, _EXIT_TIMEOUT_S)
+        pid = self._zygote.finish_fork()
+        exitcode = self._zygote.exit_of(pid, _EXIT_TIMEOUT_S)
         return HostDied(
-            f"sidecar (pid {self._sidecar_pid}): expected it to run until the loader closes, but it {describe_exit(exitcode)}; "
+            f"sidecar (pid {pid}): expected it to run until the loader closes, but it {describe_exit(exitcode)}; "
             "look for the out-of-memory killer, then load the last state_dict() into a new loader."
         )

@@ -8,7 +8,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -41,9 +40,13 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class ZygoteProcess:
-    """A running zygote, owned by the process that made it. Dies with its owner, whatever way that ends."""
+    """A running zygote, owned by the process that made it. Dies with its owner, whatever way that ends.
 
-    def __init__(self) -> None:
+    Args:
+        preload: Modules that it imports before it forks anything; all children share them.
+    """
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair()
         with theirs, zygote.ctrl_c_held():
             self._process = subprocess.Popen(
@@ -55,7 +58,7 @@ class ZygoteProcess:
         self._owner_pid = os.getpid()
         self._exits: dict[int, int] = {}
         self._wire = Wire(ours)
-        self._wire.send(0, pickle.dumps(sys.path))
+        self._wire.send(0, pickle.dumps(tuple(preload)))
 
     @property
     def pid(self) -> int:
@@ -75,8 +78,19 @@ class ZygoteProcess:
         Raises:
             HostError: The zygote ended.
         """
+        self.begin_fork(entry, name, payload, descriptors)
+        return self.finish_fork()
+
+    def begin_fork(self, entry: str, name: str, payload: bytes, descriptors: Sequence[int]) -> None:
+        """Ask for a child as `fork` does, without waiting for it. Raises as `fork`."""
         try:
             self._wire.send(zygote.FORK, pickle.dumps((entry, name)), [payload], descriptors)
+        except WireClosedError as error:
+            raise self.death(error) from error
+
+    def finish_fork(self) -> int:
+        """Return the pid of the child that was asked for, waiting for it. Raises as `fork`."""
+        try:
             while (frame := self._wire.receive()) is None or frame.kind != zygote.FORKED:
                 self._note(frame)
         except WireClosedError as error:

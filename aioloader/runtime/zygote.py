@@ -1,8 +1,9 @@
 """The zygote: a clean, single-threaded process from which the sidecar and the workers are forked in milliseconds.
 
 It is a fresh interpreter, so nothing of the trainer's threads, locks or CUDA state is inherited and the user's main module is
-not imported again. It imports what the preprocess function needs once (`PREPARE`); all children share that memory. Where
-that import starts threads, forking would copy locked locks, so children are fresh interpreters from then on.
+not imported again. It imports what all children need before it forks any, and what the preprocess function needs once (`PREPARE`);
+all children share that memory. Where that import starts threads, forking would copy locked locks, so children are fresh interpreters
+from then on.
 
 The zygote watches its trainer through a pidfd and its clients through their sockets. When the trainer is gone it kills its
 children and ends; when the zygote itself is killed the kernel kills the children (`PR_SET_PDEATHSIG`).
@@ -158,7 +159,7 @@ class _Zygote:
             )
             process.returncode = 0  # reaped by this loop, not by Popen
             theirs.close()
-            meta = pickle.dumps((entry, name, len(frame.body), os.getpid(), sys.path))
+            meta = pickle.dumps((entry, name, len(frame.body), os.getpid()))
             wire = Wire(ours)
             with contextlib.suppress(WireClosedError):  # a child that died at once is reaped and reported like any other
                 wire.send(FORK, meta, [frame.body, self._payload], frame.descriptors)
@@ -189,7 +190,7 @@ def _exec_main() -> NoReturn:
     if frame is None:
         os._exit(1)
     wire.close()
-    entry, name, payload_bytes, parent, sys.path[:] = pickle.loads(frame.meta)
+    entry, name, payload_bytes, parent = pickle.loads(frame.meta)
     prepared = pickle.loads(frame.body[payload_bytes:])
     _run_child(entry, name, bytes(frame.body[:payload_bytes]), frame.descriptors, prepared, parent)
 
@@ -226,10 +227,17 @@ def ctrl_c_held() -> Iterator[None]:
 
 
 def interpreter_command(module: str, function: str) -> list[str]:
-    """Return the command that runs `module.function()` in a fresh interpreter with this one's flags."""
+    """Return the command that runs `module.function()` in a fresh interpreter with this one's flags and paths.
+
+    The paths are there before the first import: another version of this package may be installed than the one that runs here.
+    """
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    program = f"import sys; sys.path.append({root!r}); from {module} import {function}; {function}()"
+    entries: Sequence[object] = sys.path  # which a user may have put anything on; imports pass over what is no text
+    paths = [path for path in entries if isinstance(path, str)]
+    if root not in paths:
+        paths.append(root)
+    program = f"import sys; sys.path[:] = {paths!a}; from {module} import {function}; {function}()"
     return [sys.executable, *flags, "-c", program]
 
 
@@ -255,9 +263,10 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def main() -> None:
-    """Entry of the zygote's interpreter: the socket and the trainer's pid are the last arguments; sys.path comes first."""
+    """Entry of the zygote's interpreter: the socket and the trainer's pid are the last arguments; what to preload comes first."""
     trainer = Wire(socket.socket(fileno=int(sys.argv[-2])))
     frame = trainer.receive()
     if frame is not None:
-        sys.path[:] = pickle.loads(frame.meta)
+        for module in pickle.loads(frame.meta):
+            importlib.import_module(module)
         _Zygote(trainer, int(sys.argv[-1])).serve()

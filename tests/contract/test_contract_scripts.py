@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -62,6 +63,37 @@ def test_a_script_without_a_guard_under_torchrun(tmp_path: Path) -> None:
         mine = [number + 100 for number in range(rank, 12, 2)]
         assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == [mine, mine]
     assert sorted((tmp_path / "starts.txt").read_text().split()) == ["0", "1"]
+
+
+def test_all_processes_run_the_package_that_the_script_found_first(tmp_path: Path) -> None:
+    """Another version of it may be installed, or be first on PYTHONPATH."""
+    shutil.copytree(ROOT / "aioloader", tmp_path / "first" / "aioloader", ignore=shutil.ignore_patterns("__pycache__"))
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            sys.path.insert(0, sys.argv[1])
+            import aioloader
+
+            def folders():
+                return {module.__file__.removesuffix("aioloader/" + name) for module, name in
+                        ((sys.modules["aioloader"], "__init__.py"), (sys.modules["aioloader.runtime.wire"], "runtime/wire.py"))}
+
+            def collate(samples):
+                return {"sidecar": folders(), "worker": samples[0]}
+
+            loader = aioloader.Loader(range(3), preprocess=lambda _: folders(), batch=aioloader.FixedBatch(1), collate=collate, workers=2)
+            with loader:
+                for batch in loader:
+                    print(*sorted({*batch["sidecar"], *batch["worker"], *folders()}))
+            """
+        )
+    )
+    command = [sys.executable, str(script), f"{tmp_path / 'first'}/"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"{tmp_path / 'first'}/"] * 3
 
 
 class Notebook:

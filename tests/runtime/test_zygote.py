@@ -373,6 +373,28 @@ async def test_a_fresh_interpreter_gets_large_payloads() -> None:
             assert facts["prepared"] == ("made beside a thread", payload)
 
 
+async def test_what_is_preloaded_is_there_in_every_child(zygote: ZygoteProcess) -> None:
+    with ZygoteProcess(["imaplib", "aioloader.errors"]) as process:
+        async with client_of(process) as client:
+            assert "imaplib" in (await told(client))["modules"]
+    async with client_of(zygote) as client:
+        assert "imaplib" not in (await told(client))["modules"]
+
+
+def test_a_module_that_cannot_be_preloaded_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with ZygoteProcess(["aioloader.no_such_module"]) as process:
+        process.begin_fork(f"{ENTRIES}:finish", "child", b"", [])
+        with pytest.raises(HostError, match=r"zygote \(pid \d+\): expected it to run until the loader closes, but it .*see its output"):
+            process.finish_fork()
+    assert "No module named 'aioloader.no_such_module'" in capfd.readouterr().err
+
+
+def test_a_fork_that_was_begun_is_finished_later(zygote: ZygoteProcess) -> None:
+    zygote.begin_fork(f"{ENTRIES}:leave", "begun", b"7", [])
+    zygote.connect().close()
+    assert zygote.exit_of(zygote.finish_fork(), 5) == 7
+
+
 def test_an_owner_with_threads_is_no_trouble(zygote: ZygoteProcess) -> None:
     """The zygote is a process of its own: what the trainer's threads hold is not inherited."""
     lock = threading.Lock()

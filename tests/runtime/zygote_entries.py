@@ -26,6 +26,7 @@ def tell(payload: bytes, descriptors: Sequence[int], prepared: Any) -> None:
         "num_descriptors": len(descriptors),
         "held": held,
         "descriptors": list(descriptors),
+        "modules": set(sys.modules),
         "threads": threading.active_count(),
         "path": list(sys.path),
         "main_file": getattr(sys.modules["__main__"], "__file__", None),
