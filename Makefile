@@ -3,12 +3,16 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := check
-.PHONY: check test test-all chaos lint types imports demo examples bench clean
+.PHONY: check test test-long test-all chaos lint types imports demo examples bench clean
 
-check: test lint types imports
+check: test test-long lint types imports
 
 test: .venv/.stamp
 	$(BIN)/pytest
+
+# Jobs of several ranks, programs and kernels from start to end: the tests with a time limit of their own.
+test-long: .venv/.stamp
+	$(BIN)/pytest -m "long and not slow and not chaos"
 
 test-all: .venv/.stamp
 	$(BIN)/pytest -m ""
@@ -30,7 +34,7 @@ imports: .venv/.stamp
 demo: .venv/.stamp
 	$(BIN)/python examples/demo.py
 
-# Those that start torchrun; the others are run by `make test`.
+# Those that take minutes; the others are run by `make test` and `make test-long`.
 examples: .venv/.stamp
 	$(BIN)/pytest -m slow -k "not demo" tests/examples
 

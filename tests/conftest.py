@@ -1,4 +1,4 @@
-"""Every async test runs under both event loops, and no test may leave anything behind."""
+"""Async tests run under both event loops, and no test may leave anything behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ settings.load_profile("aioloader")
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if "order" in item.path.parts:  # waits for sources only, whose own tests run under both
+        return {"asyncio": asyncio.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    own = item.get_closest_marker("timeout")
+    if own is not None and own.args[0] > float(item.config.getini("timeout")):
+        item.add_marker("long")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
