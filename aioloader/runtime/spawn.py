@@ -48,13 +48,10 @@ class ZygoteProcess:
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, zygote.ctrl_c_held():
-            self._process = subprocess.Popen(
-                [*zygote.interpreter_command("aioloader.runtime.zygote", "main"), str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT},
-            )
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid())]
+            environment = {**os.environ, **_ENVIRONMENT}
+            self._process = zygote.start_interpreter("aioloader.runtime.zygote", "main", arguments, [theirs.fileno()], environment)
         self._owner_pid = os.getpid()
         self._exits: dict[int, int] = {}
         self._wire = Wire(ours)

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import marshal
 import os
 import pickle
 import selectors
@@ -23,18 +24,27 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from aioloader.runtime.wire import Frame, Wire, WireClosedError
 
-__all__ = ["CONNECT", "EXITED", "FORK", "FORKED", "KILL", "PREPARE", "PREPARED", "Entry", "ctrl_c_held", "interpreter_command", "main"]
+__all__ = ["CONNECT", "EXITED", "FORK", "FORKED", "KILL", "PREPARE", "PREPARED", "Entry", "main", "start_interpreter"]
 
 CONNECT, FORK, PREPARE, KILL = 1, 2, 3, 4  # requests; CONNECT and FORK carry descriptors
 FORKED, PREPARED, EXITED = 11, 12, 13  # answers and events
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+
+# Only what is built into the interpreter is imported before the paths are set.
+_PROGRAM = """
+import marshal, sys
+with open({}, "rb") as file:
+    sys.path[:] = marshal.load(file)
+from {} import {} as main
+main()
+"""
 
 Entry = Callable[[bytes, Sequence[int], Any], None]
 """What a child runs: entry(payload, descriptors, prepared object)."""
@@ -151,12 +161,8 @@ class _Zygote:
 
     def _exec(self, entry: str, name: str, frame: Frame) -> int:
         ours, theirs = socket.socketpair()
-        with ours, theirs, ctrl_c_held():
-            process = subprocess.Popen(
-                [*interpreter_command("aioloader.runtime.zygote", "_exec_main"), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        with ours, theirs:
+            process = start_interpreter("aioloader.runtime.zygote", "_exec_main", [str(theirs.fileno())], [theirs.fileno()])
             process.returncode = 0  # reaped by this loop, not by Popen
             theirs.close()
             meta = pickle.dumps((entry, name, len(frame.body), os.getpid()))
@@ -217,7 +223,7 @@ def _run_child(entry: str, name: str, payload: bytes, descriptors: Sequence[int]
 
 
 @contextlib.contextmanager
-def ctrl_c_held() -> Iterator[None]:
+def _ctrl_c_held() -> Iterator[None]:
     """Hold back Ctrl-C in this thread and in processes started in the block, which would print a traceback while they start."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -226,19 +232,26 @@ def ctrl_c_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def interpreter_command(module: str, function: str) -> list[str]:
-    """Return the command that runs `module.function()` in a fresh interpreter with this one's flags and paths.
+def start_interpreter(
+    module: str, function: str, arguments: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `module.function()` in a fresh interpreter with this one's flags and paths; the descriptors go along.
 
-    The paths are there before the first import: another version of this package may be installed than the one that runs here.
+    The paths are there before the first import: another version of this package may be installed than the one that runs here, and
+    the folder that it is started in may hold modules of any name. They may be longer than a command line.
     """
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     entries: Sequence[object] = sys.path  # which a user may have put anything on; imports pass over what is no text
     paths = [path for path in entries if isinstance(path, str)]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if root not in paths:
         paths.append(root)
-    program = f"import sys; sys.path[:] = {paths!a}; from {module} import {function}; {function}()"
-    return [sys.executable, *flags, "-c", program]
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    with open(os.memfd_create("aioloader-paths"), "w+b") as file:
+        file.write(marshal.dumps(paths))
+        file.seek(0)
+        command = [sys.executable, *flags, "-c", _PROGRAM.format(file.fileno(), module, function), *arguments]
+        with _ctrl_c_held():
+            return subprocess.Popen(command, pass_fds=[*descriptors, file.fileno()], stdin=subprocess.DEVNULL, env=environment)
 
 
 def _ignore(_signal: int, _frame: object) -> None:

@@ -65,15 +65,21 @@ def test_a_script_without_a_guard_under_torchrun(tmp_path: Path) -> None:
     assert sorted((tmp_path / "starts.txt").read_text().split()) == ["0", "1"]
 
 
-def test_all_processes_run_the_package_that_the_script_found_first(tmp_path: Path) -> None:
-    """Another version of it may be installed, or be first on PYTHONPATH."""
+def test_all_processes_find_modules_where_the_script_does(tmp_path: Path) -> None:
+    """Another version of the package may be installed; the folder to work in may hold modules of any name; paths may be odd, and many."""
+    for name in ("pickle", "socket", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not the one you want')")
+    (tmp_path / "scripts").mkdir()
     shutil.copytree(ROOT / "aioloader", tmp_path / "first" / "aioloader", ignore=shutil.ignore_patterns("__pycache__"))
-    script = tmp_path / "train.py"
+    script = tmp_path / "scripts" / "train.py"
     script.write_text(
         textwrap.dedent(
             """
             import sys
+            from pathlib import Path
             sys.path.insert(0, sys.argv[1])
+            sys.path += [Path("no text"), "not UTF-8: \\udcff", "a 'quoted' \\n line"]
+            sys.path += [f"/{number}/" + 16 * "long name " for number in range(1000)]
             import aioloader
 
             def folders():
@@ -91,7 +97,8 @@ def test_all_processes_run_the_package_that_the_script_found_first(tmp_path: Pat
         )
     )
     command = [sys.executable, str(script), f"{tmp_path / 'first'}/"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=ENVIRONMENT, cwd=tmp_path)
+    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=80, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [f"{tmp_path / 'first'}/"] * 3
 
