@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -19,14 +20,14 @@ settings.load_profile("aioloader")
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if "order" in item.path.parts:  # waits for sources only, whose own tests run under both
+    if Path(__file__).with_name("order") in item.path.parents:  # waits for sources only, whose own tests run under both
         return {"asyncio": asyncio.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     own = item.get_closest_marker("timeout")
-    if own is not None and own.args[0] > float(item.config.getini("timeout")):
+    if own is not None and own.args[0] > float(item.config.getini("timeout")):  # given by position, everywhere
         item.add_marker("long")
 
 

@@ -122,7 +122,7 @@ class BatchIterator:
     async def __anext__(self) -> Batch:
         """Return the next batch, waiting for it in the caller's event loop (asyncio or trio). Raises as `__next__`.
 
-        Where it is there already, the loop gets a turn if the last one of this iterator was 5 ms ago.
+        Where it is there already, the loop gets a turn if the last one that this iterator gave it was 5 ms ago.
         """
         started = time.perf_counter()
         try:

@@ -13,6 +13,7 @@ BATCH, see `outbox.py` and `inbox.py`, is a pickle beside its arrays, which lie 
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -59,8 +60,8 @@ class Delivered:
         return list_records(pickle.loads(self._records))
 
     def state_loader(self) -> Callable[[], Json]:
-        """Return a function that returns what of the rank's state is new with this micro-batch, and keeps none of its arrays alive."""
-        return self._load_state
+        """Return a function that returns what of the rank's state is new with this micro-batch, and keeps nothing else alive."""
+        return functools.partial(pickle.loads, self._state)
 
     @property
     def records_and_state(self) -> tuple[bytes, bytes]:
@@ -70,7 +71,3 @@ class Delivered:
     def let_go(self) -> None:
         """Let go of the fields, which others hold now; a copy of the batch on another device must not keep them alive."""
         self.memory, self.others = None, {}
-
-    def _load_state(self) -> Json:
-        state: Json = pickle.loads(self._state)
-        return state

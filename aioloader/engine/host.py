@@ -63,11 +63,11 @@ class Host:
         """What ended the pass, if it came while the micro-batches before it were not taken yet."""
         self._num_untold = 0
         self._thread: threading.Thread | None = None
+        self._sidecar_pid: int | None = None
+        """Known once it was needed: the trainer does not wait for the fork."""
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours)
-        self._zygote = (
-            None if kind == "thread" and plan.pool == "thread" else ZygoteProcess([_WORKER] if kind == "thread" else [_SIDECAR, _WORKER])
-        )
+        self._zygote = _zygote_for(kind, plan.pool)
         client = None if self._zygote is None else self._zygote.connect()
         if kind == "thread":
             self._thread = threading.Thread(target=run_engine, args=(plan, theirs, client), name="aioloader-engine", daemon=True)
@@ -196,9 +196,17 @@ class Host:
     def _death(self) -> HostError:
         if self._thread is not None or self._zygote is None:
             return HostError("engine thread: expected it to run until the loader closes, but it ended; see its output above.")
-        pid = self._zygote.finish_fork()
-        exitcode = self._zygote.exit_of(pid, _EXIT_TIMEOUT_S)
+        if self._sidecar_pid is None:
+            self._sidecar_pid = self._zygote.finish_fork()
+        exitcode = self._zygote.exit_of(self._sidecar_pid, _EXIT_TIMEOUT_S)
         return HostDied(
-            f"sidecar (pid {pid}): expected it to run until the loader closes, but it {describe_exit(exitcode)}; "
+            f"sidecar (pid {self._sidecar_pid}): expected it to run until the loader closes, but it {describe_exit(exitcode)}; "
             "look for the out-of-memory killer, then load the last state_dict() into a new loader."
         )
+
+
+def _zygote_for(kind: str, pool: str) -> ZygoteProcess | None:
+    """Return the zygote of a host, with the modules of what is forked from it; none where everything is a thread."""
+    if kind != "thread":
+        return ZygoteProcess([_SIDECAR, _WORKER])
+    return None if pool == "thread" else ZygoteProcess([_WORKER])

@@ -38,7 +38,8 @@ long, once per micro-batch."""
 
 
 Head = tuple[int, int, int, int, int, int, int, bool, int]
-"""Step, lane, epoch; samples, tokens, padding tokens, targets; whether it is a filler; what was waited for before it."""
+"""Step, lane, epoch; samples, tokens, padding tokens, targets; whether it is a filler; what was waited for before it. A plain tuple, as
+`Provenance` is plain data."""
 
 
 class TensorArray:

@@ -43,7 +43,7 @@ __all__ = ["Pipeline"]
 _log = logging.getLogger("aioloader")
 
 _MAX_READ = 512
-_QUICK_S = 0.002  # what a micro-batch, and all that wait for company, may take to be formed and collated; a cold start takes half of it
+_QUICK_S = 0.003  # what one micro-batch may take until it is put, and how long the first of those kept may wait; 16 take 2 ms, or 3 cold
 _FORGETTING = 0.8  # per micro-batch: how fast a slow one is forgotten; after 0.2 s it takes 27 quick ones to trust again
 _SLOW_COLLATE_S = 0.002  # above this a collator would hold up the loop for longer than a thread hop costs
 
@@ -95,9 +95,9 @@ class Pipeline:
         self._is_collating = False
         self._collate_s = 0.0
         self._slowest_s = 0.0
-        """What the slowest of late took to be formed and collated."""
-        self._kept_s = 0.0
-        """What those took that were handed over since the last were let go."""
+        """What the slowest of late took to be formed, collated and put."""
+        self._kept_since_s = 0.0
+        """When work on the first of those began that wait for company."""
         self._collate_thread: CallThread | None = None
 
     def following(self, state: Json) -> Run | None:
@@ -280,13 +280,13 @@ class Pipeline:
                 self.budget.changed()
                 return batching_error(error)
             if turn is None:
-                if not self._heap.has_next:
+                if not self._heap.has_next or self._is_kept_long:
                     await self._let_go()
                 await self._store_blocked()
             self.budget.changed()
             if turn is None:
                 return None
-            await self._hand_over(turn, time.perf_counter() - started)
+            await self._hand_over(turn, started)
 
     async def _store_blocked(self) -> None:
         """Move micro-batches that wait for another lane's turn to the disk as long as they crowd others out."""
@@ -307,9 +307,13 @@ class Pipeline:
             assembler.note_stored(batch, stored)
             self.budget.changed()
 
+    @property
+    def _is_kept_long(self) -> bool:
+        """Return whether a micro-batch has waited for company for long enough."""
+        return self._sink.num_kept > 0 and time.perf_counter() - self._kept_since_s > _QUICK_S
+
     async def _let_go(self) -> None:
         """Send those that wait for company; until then nothing of what they took has come back."""
-        self._kept_s = 0.0
         self.budget.note_peaks()
         await self._sink.flush()
 
@@ -323,16 +327,19 @@ class Pipeline:
         group = await anyio.to_thread.run_sync(self.overflow.load, stored)
         return batch._replace(group=group, stored=None)
 
-    async def _hand_over(self, turn: Turn, formed_s: float) -> None:
+    async def _hand_over(self, turn: Turn, begun_s: float) -> None:
+        """Collate a micro-batch and put it, which it took since `begun_s` to form."""
         waited_s = 0.0
         if not self._sink.has_room:
             self.budget.note_peaks()
             started = time.perf_counter()
             await self._sink.room()
             waited_s = time.perf_counter() - started
+            begun_s += waited_s
         self._stages.bridge.add(1, 0.0, waited_s)
         if turn.batch.stored is not None:
             turn = turn._replace(batch=await self._bring_back(turn.batch, turn.batch.stored))
+            begun_s = time.perf_counter()
         started = time.perf_counter()
         self._is_collating = True
         if self._collate_s > _SLOW_COLLATE_S:
@@ -347,10 +354,10 @@ class Pipeline:
         ready.cause = self._causes.take()
         await self._sink.put(ready)
         self.budget.headroom_bytes = self._sink.headroom_bytes
-        took_s = formed_s + self._collate_s
-        self._slowest_s = max(took_s, self._slowest_s * _FORGETTING)
-        self._kept_s = self._kept_s + took_s if self._sink.num_kept else 0.0
-        if self._slowest_s > _QUICK_S or self._kept_s > _QUICK_S:
+        self._slowest_s = max(time.perf_counter() - begun_s, self._slowest_s * _FORGETTING)
+        if self._sink.num_kept == 1:
+            self._kept_since_s = begun_s
+        if self._slowest_s > _QUICK_S or self._is_kept_long:
             await self._let_go()
 
     # Watching

@@ -37,6 +37,7 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "536870912",
 }
 _STOP_TIMEOUT_S = 2.0
+_EXIT_TIMEOUT_S = 0.1
 
 
 class ZygoteProcess:
@@ -111,7 +112,10 @@ class ZygoteProcess:
 
     def death(self, cause: object) -> HostError:
         """Return the error for a zygote that does not answer."""
-        code = self._process.poll()
+        try:
+            code = self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            code = None
         how = "does not answer" if code is None else describe_exit(code)
         return HostError(
             f"zygote (pid {self.pid}): expected it to run until the loader closes, but it {how} ({cause}); see its output above."

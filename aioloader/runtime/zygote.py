@@ -41,9 +41,9 @@ _PR_SET_NAME = 15
 _PROGRAM = """
 import marshal, sys
 with open({}, "rb") as file:
-    sys.path[:] = marshal.load(file)
+    sys.path[:], paths = marshal.load(file)
 from {} import {} as main
-main()
+main(paths)
 """
 
 Entry = Callable[[bytes, Sequence[int], Any], None]
@@ -189,8 +189,9 @@ class _Zygote:
             self._drop(client.fileno())
 
 
-def _exec_main() -> NoReturn:
+def _exec_main(paths: Sequence[str]) -> NoReturn:
     """Entry of a child that is a fresh interpreter: receive what a forked child would have inherited."""
+    sys.path[:] = paths
     wire = Wire(socket.socket(fileno=int(sys.argv[-1])))
     frame = wire.receive()
     if frame is None:
@@ -237,17 +238,18 @@ def start_interpreter(
 ) -> subprocess.Popen[bytes]:
     """Start `module.function()` in a fresh interpreter with this one's flags and paths; the descriptors go along.
 
-    The paths are there before the first import: another version of this package may be installed than the one that runs here, and
-    the folder that it is started in may hold modules of any name. They may be longer than a command line.
+    Its first argument is `sys.path` for what is the user's. Until it sets that, modules are searched in the standard library, then
+    where this package lies, then there: another version of the package may be installed than the one that runs here, and a folder on
+    the paths may hold modules named like those of the library. The paths may be longer than a command line.
     """
     entries: Sequence[object] = sys.path  # which a user may have put anything on; imports pass over what is no text
-    paths = [path for path in entries if isinstance(path, str)]
+    paths = [str.__str__(path) for path in entries if isinstance(path, str)]  # subclasses say other things of themselves
+    library = os.path.dirname(os.__file__)
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if root not in paths:
-        paths.append(root)
+    first = [library, os.path.join(library, "lib-dynload"), *([] if root in paths else [root]), *paths]
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with open(os.memfd_create("aioloader-paths"), "w+b") as file:
-        file.write(marshal.dumps(paths))
+        file.write(marshal.dumps((first, paths)))
         file.seek(0)
         command = [sys.executable, *flags, "-c", _PROGRAM.format(file.fileno(), module, function), *arguments]
         with _ctrl_c_held():
@@ -275,11 +277,12 @@ def _prctl(option: int, value: int | bytes) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def main() -> None:
+def main(paths: Sequence[str]) -> None:
     """Entry of the zygote's interpreter: the socket and the trainer's pid are the last arguments; what to preload comes first."""
     trainer = Wire(socket.socket(fileno=int(sys.argv[-2])))
     frame = trainer.receive()
     if frame is not None:
         for module in pickle.loads(frame.meta):
             importlib.import_module(module)
+        sys.path[:] = paths
         _Zygote(trainer, int(sys.argv[-1])).serve()

@@ -69,18 +69,27 @@ def test_all_processes_find_modules_where_the_script_does(tmp_path: Path) -> Non
     """Another version of the package may be installed; the folder to work in may hold modules of any name; paths may be odd, and many."""
     for name in ("pickle", "socket", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not the one you want')")
-    (tmp_path / "scripts").mkdir()
+    for name in ("scripts", "late"):
+        (tmp_path / name).mkdir()
+    for name in ("selectors", "tokenize"):
+        (tmp_path / "late" / f"{name}.py").write_text("raise ImportError('named like one that the script has already')")
     shutil.copytree(ROOT / "aioloader", tmp_path / "first" / "aioloader", ignore=shutil.ignore_patterns("__pycache__"))
     script = tmp_path / "scripts" / "train.py"
     script.write_text(
         textwrap.dedent(
             """
+            import selectors
             import sys
+            import tokenize
             from pathlib import Path
             sys.path.insert(0, sys.argv[1])
-            sys.path += [Path("no text"), "not UTF-8: \\udcff", "a 'quoted' \\n line"]
+            class Text(str):
+                __repr__ = __str__ = lambda self: "something else"
+
+            sys.path += [Path("no text"), Text("text"), "not UTF-8: \\udcff", "a 'quoted' \\n line"]
             sys.path += [f"/{number}/" + 16 * "long name " for number in range(1000)]
             import aioloader
+            sys.path.insert(0, "late")
 
             def folders():
                 return {module.__file__.removesuffix("aioloader/" + name) for module, name in

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -19,8 +20,8 @@ from aioloader.engine.output import Ready
 from aioloader.engine.pipeline import Pipeline
 from aioloader.engine.plan import Run
 from aioloader.errors import AioLoaderError, SourceError
-from aioloader.pools.chunk import Block, Chunk, Outcome
-from aioloader.protocols import Cursor, Json, Span
+from aioloader.pools.chunk import Block, Chunk, Outcome, Quarantined
+from aioloader.protocols import Cursor, Group, Item, Json, Span
 from aioloader.telemetry import Stages
 from tests.engine.lane_cases import Case, expected
 
@@ -231,6 +232,92 @@ async def test_batches_of_several_results_that_are_there_wait_for_each_other(mon
         await trainer.pipeline.run()
     assert (len(trainer.batches), trainer.num_kept) == (512, 0)
     assert trainer.most_kept > 256, "the first result came last, and nothing had to be waited for after it"
+
+
+async def test_quick_batches_wait_for_others_for_3_ms_in_all() -> None:
+    def half_a_ms(samples: list[int]) -> dict[str, Any]:
+        time.sleep(0.0005)
+        return rows_of(samples)
+
+    case = case_of(512, 1, 1, num_epochs=1)
+    plan = replace(case.plan(0), source=Ragged(512, 0), collate=half_a_ms, buffer_size=2048)
+    trainer = Trainer(0)
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), FirstOneLast(0), trainer, Stages())
+    with anyio.fail_after(20):
+        await trainer.pipeline.run()
+    assert (len(trainer.batches), trainer.num_kept) == (512, 0)
+    assert trainer.most_kept <= 7
+
+
+class OneThenNone:
+    """Batches whose first sample makes a group; the others take their time to make none."""
+
+    def __init__(self) -> None:
+        self.num_pushed = 0
+
+    def start(self) -> Any:
+        whole = FixedBatch(1).start()
+
+        def push(item: Item) -> Iterator[Group]:
+            self.num_pushed += 1
+            if self.num_pushed > 1:
+                time.sleep(0.0005)
+                return iter(())
+            return whole.push(item)
+
+        others = {name: getattr(whole, name) for name in ("ready", "finish", "counters", "state", "refs", "restore")}
+        return SimpleNamespace(push=push, **others)
+
+    def fingerprint(self) -> Mapping[str, Json]:
+        return {}
+
+
+async def test_a_batch_does_not_wait_while_none_is_formed() -> None:
+    """The results that come after it are all there, and it is known only afterwards that they give nothing."""
+    pushed_at_flush = []
+
+    class Noting(Trainer):
+        async def flush(self) -> None:
+            if self.num_kept:
+                pushed_at_flush.append(batching.num_pushed)
+            await super().flush()
+
+    batching = OneThenNone()
+    case = case_of(512, 1, 1, num_epochs=1)
+    plan = replace(case.plan(0), source=Ragged(512, 0), batching=batching, collate=rows_of, buffer_size=2048)
+    trainer, pool = Noting(0), FirstOneLast(0)
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), pool, trainer, Stages())
+    with anyio.fail_after(20):
+        await trainer.pipeline.run()
+    assert (trainer.batches, batching.num_pushed) == ([[0]], 512)
+    assert len(pushed_at_flush) == 1
+    assert pushed_at_flush[0] <= 100, (
+        "no more than the rest of its own result, which is 100 records at most, since they took longer than 3 ms"
+    )
+
+
+class LastLeftOut(FirstOneLast):
+    """A pool that leaves out the last record of each chunk."""
+
+    async def run(self, chunk: Chunk) -> Block:
+        await super().run(chunk)
+        number = len(chunk.records)
+        counts = [1] * (number - 1) + [0]
+        return Block(Outcome(number, counts, chunk.records[:-1], None, [Quarantined(number - 1, None, None)]), "made up", 0.001)
+
+
+async def test_no_batch_waits_while_records_that_are_left_out_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_kept: list[int] = []
+    trainer = Trainer(0)
+    monkeypatch.setattr(pipeline_module, "_QUICK_S", 60.0)
+    monkeypatch.setattr(pipeline_module, "log_quarantined", lambda _: num_kept.append(trainer.num_kept))
+    case = case_of(512, 1, 1, num_epochs=1)
+    plan = replace(case.plan(0), source=Ragged(512, 0), collate=rows_of, buffer_size=2048)
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), LastLeftOut(0), trainer, Stages())
+    with anyio.fail_after(20):
+        await trainer.pipeline.run()
+    assert len(trainer.batches) + len(num_kept) == 512
+    assert max(num_kept) == 0
 
 
 @pytest.mark.parametrize(("slow_s", "most_kept"), [(0.0, 8), (0.02, 1)])
