@@ -52,13 +52,17 @@ class Placement:
         self._reserved = None
 
     def limit(self, num_records: int) -> int:
-        """Return how many records to put in the next chunk, so that it does not reach into another micro-batch."""
+        """Return how many records to put in the next chunk, so that it does not reach into another micro-batch.
+
+        What would be left for one that is smaller than half of it goes along: a chunk costs the same whatever its size.
+        """
         is_hopeless = self._reserving.num_missed > _MAX_MISSES + self._reserving.num_placed
         if self._row == 0:
             self._reserved = None if is_hopeless else self._reserving.reserve(self._batch_size)
         if self._reserved is None and (is_hopeless or not self._reserving.is_worth_it(self._batch_size)):
             return num_records
-        return min(num_records, self._batch_size - self._row)
+        num_left = self._batch_size - self._row
+        return num_left if 2 * num_left <= 3 * num_records else num_records
 
     def place(self, chunk: Chunk) -> Chunk:
         """Return the chunk with its destination."""

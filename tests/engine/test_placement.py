@@ -48,8 +48,10 @@ def test_rows_are_dealt_in_order_and_no_chunk_reaches_into_another_batch(batch_s
     position = 0
     for size in sizes:
         chunk = cut(placement, size)
-        assert 1 <= len(chunk.records) <= size
+        assert 1 <= len(chunk.records) <= 1.5 * size
         if chunk.destination is not None:
+            num_left = -(position + len(chunk.records)) % batch_size
+            assert num_left == 0 or 2 * num_left > size, "what is left is worth a chunk"
             row = (chunk.destination.rooms["x"][2] - 64) // 8
             assert row == position % batch_size
             assert row + len(chunk.records) <= batch_size
