@@ -1,22 +1,14 @@
 # Every target first brings .venv up to date; a second run finds the stamp and starts at once.
 PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || echo python3)
 BIN := .venv/bin
-# How many processes share the tests.
-JOBS ?= 2
 
 .DEFAULT_GOAL := check
-.PHONY: check test test-contract test-units test-long test-all chaos lint types imports demo examples bench clean
+.PHONY: check test test-long test-all chaos lint types imports demo examples bench clean
 
 check: test test-long lint types imports
 
 test: .venv/.stamp
-	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) test-contract test-units
-
-test-contract: .venv/.stamp
-	$(BIN)/pytest tests/contract
-
-test-units: .venv/.stamp
-	$(BIN)/pytest --ignore=tests/contract
+	$(BIN)/pytest
 
 # Jobs of several ranks, programs and kernels from start to end: the tests with a time limit of their own.
 test-long: .venv/.stamp

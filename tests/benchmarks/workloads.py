@@ -70,6 +70,10 @@ _SCALING_GOALS = (
     Goal(number="rate_per_s", over="best peer", at_least=1.0),
     _CPU_GOAL,
 )
+_WHY_NOT_SCALED = (
+    "on 2 cores the workers share them with the trainer and the engine, so that no loader exceeds 2 s / cpu_us_per_record: for all that "
+    "come close to it, the order is by cpu_us_per_record, and differences of 1 or 2 % are the noise of the machine"
+)
 
 
 def _throughput(feed: Feed, work: Work, digest: Digest, task: Task) -> Measurement:
@@ -140,6 +144,7 @@ _ALL = (
         9_600,
         640,
         _SCALING_GOALS,
+        why_missed=_WHY_NOT_SCALED,
     ),
     _rated(
         "tokenizer",
@@ -150,6 +155,7 @@ _ALL = (
         _SCALING_GOALS,
         ("tokenizers",),
         lambda cache: prepare_texts(cache / "texts"),
+        why_missed=_WHY_NOT_SCALED,
     ),
     _rated(
         "jpeg",
@@ -160,6 +166,7 @@ _ALL = (
         _SCALING_GOALS,
         ("PIL",),
         lambda cache: prepare_jpegs(cache / "jpegs"),
+        why_missed=_WHY_NOT_SCALED,
     ),
     _rated(
         "large",
