@@ -222,15 +222,21 @@ class FirstOneLast(Workers):
         return block
 
 
-async def test_batches_of_several_results_that_are_there_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_module, "_QUICK_S", 60.0)
+async def run_one_epoch(trainer: Trainer, pool: Workers, **options: Any) -> None:
+    """Run a pass over 512 records, in micro-batches of one unless the options of the plan say otherwise; none is kept at its end."""
     case = case_of(512, 1, 1, num_epochs=1)
-    plan = replace(case.plan(0), source=Ragged(512, 0), collate=rows_of, buffer_size=2048)
-    trainer = Trainer(0)
-    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), FirstOneLast(0), trainer, Stages())
+    plan = replace(case.plan(0), source=Ragged(512, 0), **{"collate": rows_of, "buffer_size": 2048, **options})
+    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), pool, trainer, Stages())
     with anyio.fail_after(20):
         await trainer.pipeline.run()
-    assert (len(trainer.batches), trainer.num_kept) == (512, 0)
+    assert trainer.num_kept == 0
+
+
+async def test_batches_of_several_results_that_are_there_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "_QUICK_S", 60.0)
+    trainer = Trainer(0)
+    await run_one_epoch(trainer, FirstOneLast(0))
+    assert len(trainer.batches) == 512
     assert trainer.most_kept > 256, "the first result came last, and nothing had to be waited for after it"
 
 
@@ -239,13 +245,9 @@ async def test_quick_batches_wait_for_others_for_3_ms_in_all() -> None:
         time.sleep(0.0005)
         return rows_of(samples)
 
-    case = case_of(512, 1, 1, num_epochs=1)
-    plan = replace(case.plan(0), source=Ragged(512, 0), collate=half_a_ms, buffer_size=2048)
     trainer = Trainer(0)
-    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), FirstOneLast(0), trainer, Stages())
-    with anyio.fail_after(20):
-        await trainer.pipeline.run()
-    assert (len(trainer.batches), trainer.num_kept) == (512, 0)
+    await run_one_epoch(trainer, FirstOneLast(0), collate=half_a_ms)
+    assert len(trainer.batches) == 512
     assert trainer.most_kept <= 7
 
 
@@ -283,12 +285,8 @@ async def test_a_batch_does_not_wait_while_none_is_formed() -> None:
             await super().flush()
 
     batching = OneThenNone()
-    case = case_of(512, 1, 1, num_epochs=1)
-    plan = replace(case.plan(0), source=Ragged(512, 0), batching=batching, collate=rows_of, buffer_size=2048)
-    trainer, pool = Noting(0), FirstOneLast(0)
-    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), pool, trainer, Stages())
-    with anyio.fail_after(20):
-        await trainer.pipeline.run()
+    trainer = Noting(0)
+    await run_one_epoch(trainer, FirstOneLast(0), batching=batching)
     assert (trainer.batches, batching.num_pushed) == ([[0]], 512)
     assert len(pushed_at_flush) == 1
     assert pushed_at_flush[0] <= 100, (
@@ -311,11 +309,7 @@ async def test_no_batch_waits_while_records_that_are_left_out_are_written_down(m
     trainer = Trainer(0)
     monkeypatch.setattr(pipeline_module, "_QUICK_S", 60.0)
     monkeypatch.setattr(pipeline_module, "log_quarantined", lambda _: num_kept.append(trainer.num_kept))
-    case = case_of(512, 1, 1, num_epochs=1)
-    plan = replace(case.plan(0), source=Ragged(512, 0), collate=rows_of, buffer_size=2048)
-    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), LastLeftOut(0), trainer, Stages())
-    with anyio.fail_after(20):
-        await trainer.pipeline.run()
+    await run_one_epoch(trainer, LastLeftOut(0))
     assert len(trainer.batches) + len(num_kept) == 512
     assert max(num_kept) == 0
 
@@ -331,12 +325,7 @@ async def test_batches_wait_for_others_only_where_these_come_at_once(slow_s: flo
         time.sleep(slow_s if num_collated % 4 == 1 else 0)
         return rows_of(samples)
 
-    case = case_of(512, 1, 1, num_epochs=1)
-    plan = replace(case.plan(0), source=Ragged(512, 0), collate=sometimes_slow, buffer_size=512)
     trainer = Trainer(0)
-    trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), Workers(0), trainer, Stages())
-    with anyio.fail_after(20):
-        await trainer.pipeline.run()
+    await run_one_epoch(trainer, Workers(0), collate=sometimes_slow, buffer_size=512)
     assert len(trainer.batches) == 512
-    assert trainer.num_kept == 0
     assert (trainer.most_kept == most_kept) if slow_s else (trainer.most_kept >= most_kept)
