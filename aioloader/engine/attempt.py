@@ -44,6 +44,11 @@ class Attempt:
         self._delay_s = 0.0
 
     @property
+    def num_taken(self) -> int:
+        """Return the records that were done or left out."""
+        return self._start
+
+    @property
     def block(self) -> Block:
         """Return what the records before the error became."""
         return join_blocks(self._blocks) if self._blocks else Block(Outcome(0, [], [], None), "none", 0.0)
@@ -57,10 +62,9 @@ class Attempt:
                 end = next((index for index in range(self._start, end) if chunk.ids[index] in self._known), end)
             if end > self._start:
                 delay_s, self._delay_s = self._delay_s, 0.0
-                part = slice(self._start, end)
-                return Step(
-                    chunk if part == slice(0, len(chunk.ids)) else Chunk(chunk.epoch, chunk.records[part], chunk.ids[part]), delay_s
-                )
+                if (self._start, end) != (0, len(chunk.ids)):
+                    chunk = chunk.split(end)[0].split(self._start)[1]
+                return Step(chunk, delay_s)
             self._leave_out(None, None)
         return None
 

@@ -19,12 +19,13 @@ _CHUNKS_AHEAD = 64  # per worker: work for the others while one record takes mos
 class ChunkSize:
     """Follows the measured cost per record. The result of a run never depends on it.
 
-    A chunk holds at most 16 MiB of results, and at most a quarter of its share of `memory_limit`, unless one record is larger.
+    A chunk holds at most 16 MiB of records or results, and at most a quarter of its share of `memory_limit`, unless one record is larger.
     """
 
     def __init__(self, *, num_slots: int, buffer_size: int, memory_limit: int) -> None:
         self._cap = max(1, min(_MAX_RECORDS, buffer_size // max(1, num_slots)))
-        self._max_bytes = min(_MAX_BYTES, memory_limit // (4 * max(1, num_slots)))
+        self.max_bytes = min(_MAX_BYTES, memory_limit // (4 * max(1, num_slots)))
+        """Of the records of one chunk, and of their results, unless a single one is larger."""
         self._cost_s: float | None = None
         self._target_s = _MIN_TARGET_S
         self._size = 1
@@ -45,7 +46,7 @@ class ChunkSize:
         cost_s = service_s / num_records
         self._cost_s = cost_s if self._cost_s is None else self._cost_s + _SMOOTHING * (cost_s - self._cost_s)
         ideal = int(self._target_s / max(self._cost_s, 1e-7))
-        fitting = self._max_bytes * num_records // max(1, nbytes)
+        fitting = self.max_bytes * num_records // max(1, nbytes)
         self._size = max(1, min(self._cap, ideal, fitting, self._size * _MAX_GROWTH))
 
 

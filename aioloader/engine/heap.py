@@ -25,6 +25,10 @@ class OrderedHeap(Generic[T]):
         """Return whether the entry whose turn it is is there."""
         return bool(self._entries) and self._entries[0][0] == self._next
 
+    def is_next(self, index: int) -> bool:
+        """Return whether everything before `index` was given back."""
+        return index == self._next
+
     def push(self, index: int, width: int, entry: T) -> None:
         """Add the entry for indices `index` to `index + width - 1`; `width` is at least 1."""
         if index < self._next:

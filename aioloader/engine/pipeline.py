@@ -8,10 +8,13 @@ All stages meet here and nowhere else. Every decision is made by the pure parts;
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -31,6 +34,7 @@ from aioloader.engine.watchdog import Facts, Watchdog, describe_stall, source_st
 from aioloader.engine.work import Work
 from aioloader.errors import AioLoaderError, StallError
 from aioloader.pools.chunk import Block, Chunk
+from aioloader.pools.sizes import sizes_of
 from aioloader.protocols import Cursor, Json
 from aioloader.runtime.signal import Signal
 from aioloader.runtime.threads import CallThread
@@ -53,6 +57,14 @@ class _Ran:
     stamps: Stamps
     block: Block
     error: AioLoaderError | None = None
+
+
+class _Cut(NamedTuple):
+    """A chunk, and the index of its first record: they are told apart, and ordered, by it."""
+
+    first: int
+    stamps: Stamps
+    chunk: Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,10 @@ class Pipeline:
         self._arrived = Signal()
         self._queue = Queue()
         self._queued = Signal()
+        """Records were read or put back, there is room, or the queue is empty."""
+        self.budget.on_room = self._queued.notify
+        self._left: list[_Cut] = []
+        """Chunks that no worker has, a heap; all of them come before the queue."""
         self._epoch = 0
         self._next_index = 0
         self._progress = Progress(run)
@@ -165,7 +181,8 @@ class Pipeline:
                     at, span = await reading.read(taken)
                 except BaseException:
                     slots.drop(taken)
-                    slots.hold(-stamper.release(self._queue))
+                    with self._counted_raw():
+                        slots.hold(-stamper.release(self._queue))
                     self._queued.notify()
                     raise
                 finally:
@@ -177,7 +194,9 @@ class Pipeline:
                     return stamper
                 self._stages.source.add(len(span.records), time.perf_counter() - started)
                 held = len(stamper.held)
-                passed = stamper.stamp(span, self._queue)
+                sizes = self.budget.note_read(sizes_of(span.records))
+                with self._counted_raw():
+                    passed = stamper.stamp(span, self._queue, sizes)
                 slots.drop(taken - len(span.records) + passed)
                 self.budget.note_peaks()
                 slots.hold(len(stamper.held) - held)
@@ -185,6 +204,13 @@ class Pipeline:
         finally:
             with anyio.CancelScope(shield=True):  # files and generators are closed whatever ends the pass
                 await reading.close()
+
+    @contextlib.contextmanager
+    def _counted_raw(self) -> Iterator[None]:
+        """Count the bytes of what is queued in this block."""
+        before = self._queue.nbytes
+        yield
+        self.budget.hold_raw(self._queue.nbytes - before)
 
     async def _drain(self) -> None:
         """Wait until everything read is on its way, so that what is pushed next comes after it."""
@@ -194,18 +220,42 @@ class Pipeline:
     async def _offload(self) -> None:
         """Take chunks from the queue to the pool, one after another; as many of these run as the pool takes chunks."""
         while True:
-            while not len(self._queue):
+            while (cut := self._cut()) is None:
                 await self._queued.wait()
+            await self._process(cut)
+
+    def _cut(self) -> _Cut | None:
+        """Take the first records that no worker has, as many as there is room for; None if there are none, or no room."""
+        if not self._left:
+            if not len(self._queue):
+                return None
             stamps, chunk = self._work.cut(self._queue, self._epoch)
-            index = self._next_index
+            self._left.append(_Cut(self._next_index, stamps, chunk))
             self._next_index += len(chunk.records)
             if not len(self._queue):
                 self._queued.notify()
-            await self._process(index, stamps, chunk)
+        first, stamps, chunk = self._left[0]
+        number = self._work.num_admitted(chunk, is_next=self._heap.is_next(first))
+        if not number:
+            return None
+        cut = heapq.heappop(self._left)
+        if number == len(chunk.records):
+            return cut
+        self._put_back(cut, number)
+        return _Cut(first, stamps.part(0, number), chunk.split(number)[0])
 
-    async def _process(self, index: int, stamps: Stamps, chunk: Chunk) -> None:
-        block, error = await self._work.run(stamps, chunk, self._assembler.quarantined)
-        self._heap.push(index, len(chunk.records), _Ran(stamps, block, error))
+    def _put_back(self, cut: _Cut, number: int) -> None:
+        """Leave what comes after so many records to whoever is free; it comes before all others."""
+        heapq.heappush(self._left, _Cut(cut.first + number, cut.stamps.part(number), cut.chunk.split(number)[1]))
+        self._queued.notify()
+
+    async def _process(self, cut: _Cut) -> None:
+        number = len(cut.chunk.records)
+        taken, block, error = await self._work.run(cut.stamps, cut.chunk, self._assembler.quarantined)
+        if taken < number and error is None:
+            self._put_back(cut, taken)
+            number = taken
+        self._heap.push(cut.first, number, _Ran(cut.stamps.part(0, number), block, error))
         self._arrived.notify()
 
     def _push(self, entry: _EpochEnd | _Broken) -> None:
@@ -219,6 +269,7 @@ class Pipeline:
         if self._progress.is_over(self._run.state["source"]["epoch"]):
             return await self._finish_pass()
         while True:
+            entry = None  # its samples are not kept until the next one comes
             entry = await self._next_in_order()
             error = None if isinstance(entry, _EpochEnd) else entry.error
             if isinstance(entry, _Ran):

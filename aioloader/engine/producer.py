@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aioloader.engine.assembler import Place, Stamps
@@ -21,6 +21,8 @@ __all__ = ["CursorLog", "Queue", "Stamper"]
 
 T = TypeVar("T")
 
+_UNBOUNDED = 1 << 63
+
 
 class Queue:
     """Records that are read and stamped, waiting for a worker."""
@@ -28,6 +30,8 @@ class Queue:
     def __init__(self) -> None:
         self._lanes: list[int] = []
         self._records: list[Any] = []
+        self._nbytes: list[int] = []
+        self.nbytes = 0
         self._start = 0
         self._seqs: deque[Sequence[int]] = deque()
         self._ids: deque[Sequence[RecordId]] = deque()
@@ -35,26 +39,36 @@ class Queue:
     def __len__(self) -> int:
         return len(self._records) - self._start
 
-    def extend(self, lanes: Sequence[int], seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any]) -> None:
-        """Append records."""
+    def extend(
+        self, lanes: Sequence[int], seqs: Sequence[int], ids: Sequence[RecordId], records: Sequence[Any], sizes: Sequence[int] | None = None
+    ) -> None:
+        """Append records, which take so many bytes."""
         self._lanes.extend(lanes)
         self._records.extend(records)
+        self._nbytes.extend(repeat(0, len(records)) if sizes is None else sizes)
+        self.nbytes += sum(sizes or ())
         self._seqs.append(seqs)
         self._ids.append(ids)
 
-    def cut(self, epoch: int, max_records: int) -> tuple[Stamps, Chunk]:
-        """Take the first `max_records` records or all there are, at least one."""
-        part = slice(self._start, self._start + max_records)
+    def cut(self, epoch: int, max_records: int, max_bytes: int = _UNBOUNDED) -> tuple[Stamps, Chunk]:
+        """Take the first `max_records` records or all there are, as long as they take no more than `max_bytes`; at least one."""
+        sizes = self._nbytes[self._start : self._start + max_records]
+        nbytes = sum(sizes)
+        if nbytes > max_bytes:
+            del sizes[max(1, bisect_right(list(accumulate(sizes)), max_bytes)) :]
+            nbytes = sum(sizes)
+        part = slice(self._start, self._start + len(sizes))
         records = self._records[part]
         number = len(records)
         stamps = Stamps(self._lanes[part], _take(self._seqs, number), _take(self._ids, number))
         self._records[part] = repeat(None, number)  # behind busy workers the queue is never empty, and would keep all that was ever read
         self._start += number
+        self.nbytes -= nbytes
         if 2 * self._start >= len(self._records):
-            for column in (self._lanes, self._records):
+            for column in (self._lanes, self._records, self._nbytes):
                 del column[: self._start]
             self._start = 0
-        return stamps, Chunk(epoch, records, stamps.ids)
+        return stamps, Chunk(epoch, records, stamps.ids, raw_nbytes=nbytes)
 
 
 def _take(parts: deque[Sequence[T]], number: int) -> Sequence[T]:
@@ -107,7 +121,7 @@ class Stamper:
         """The position from which every record of the rank is needed."""
         if len(self._from) == len(self._served):
             self._all_from = max(seq for seq, _ in self._from.values()) * lanes.num_lanes
-        self.held: list[tuple[int, int, RecordId, Any]] = []
+        self.held: list[tuple[int, int, RecordId, Any, int]] = []
 
     @classmethod
     def of(cls, plan: Plan, state: Json, epoch: int, position: int) -> Stamper:
@@ -115,20 +129,22 @@ class Stamper:
         is_dealt = isinstance(plan.source, DealtSource)
         return cls(plan.lanes, plan.batching, state, epoch=epoch, position=position, even=not plan.keep_partial, is_dealt=is_dealt)
 
-    def stamp(self, span: Span, queue: Queue) -> int:
-        """Add the records of `span` that this rank needs to `queue`; return how many records were passed over for good."""
+    def stamp(self, span: Span, queue: Queue, sizes: Sequence[int] | None = None) -> int:
+        """Add the records of `span`, which take so many bytes, to `queue` if this rank needs them; return how many it does not."""
         first = self._share.first_from(self.position)
         records, ids = span.records, span.ids
+        sizes = [0] * len(records) if sizes is None else sizes
         if not self._is_dealt and self._share.count > 1:
             part = slice(first - self.position, None, self._share.count)
-            records, ids = records[part], ids[part]
+            records, ids, sizes = records[part], ids[part], sizes[part]
         first_needed = self.position
         self.position += span.num_positions
         if records and first_needed < self._all_from:
-            records, ids, numbers = self._needed(first, records, ids)
+            at, numbers = self._needed(first, len(records))
+            records, ids, sizes = [records[one] for one in at], [ids[one] for one in at], [sizes[one] for one in at]
         else:
             numbers = self._numbers(first, len(records))
-        self._add(numbers, ids, records, queue)
+        self._add(numbers, ids, records, sizes, queue)
         return len(span.records) - len(records)
 
     def _numbers(self, first: int, num_records: int) -> tuple[list[int], Sequence[int]]:
@@ -140,17 +156,24 @@ class Stamper:
         lanes = self._served[at:] + self._served * (num_records // num_served + 1)
         return lanes[:num_records], [number // num_served for number in range(index, index + num_records)]
 
-    def _needed(self, first: int, records: Sequence[Any], ids: Sequence[RecordId]) -> tuple[list[Any], list[RecordId], Any]:
-        """Return the records that were not delivered before a resume, or are in a saved buffer."""
-        lanes, seqs = self._numbers(first, len(records))
-        needed = [at for at in range(len(records)) if self._is_needed(lanes[at], seqs[at])]
-        return [records[at] for at in needed], [ids[at] for at in needed], ([lanes[at] for at in needed], [seqs[at] for at in needed])
+    def _needed(self, first: int, num_records: int) -> tuple[list[int], tuple[list[int], Sequence[int]]]:
+        """Return which records were not delivered before a resume, or are in a saved buffer, and their numbers."""
+        lanes, seqs = self._numbers(first, num_records)
+        needed = [at for at in range(num_records) if self._is_needed(lanes[at], seqs[at])]
+        return needed, ([lanes[at] for at in needed], [seqs[at] for at in needed])
 
     def _is_needed(self, lane: int, seq: int) -> bool:
         first, again = self._from.get(lane, (None, frozenset()))
         return first is not None and (seq >= first or seq in again)
 
-    def _add(self, numbers: tuple[list[int], Sequence[int]], ids: Sequence[RecordId], records: Sequence[Any], queue: Queue) -> None:
+    def _add(
+        self,
+        numbers: tuple[list[int], Sequence[int]],
+        ids: Sequence[RecordId],
+        records: Sequence[Any],
+        sizes: Sequence[int],
+        queue: Queue,
+    ) -> None:
         """Queue what is in complete blocks and hold the rest back, where that is asked for."""
         lanes, seqs = numbers
         ready = len(records)
@@ -159,15 +182,16 @@ class Stamper:
             if self.held and self.held[0][1] < num_blocks:
                 self.release(queue)
             ready = bisect_left(seqs, num_blocks)
-            self.held.extend(zip(lanes[ready:], seqs[ready:], ids[ready:], records[ready:], strict=True))
+            rest = slice(ready, None)
+            self.held.extend(zip(lanes[rest], seqs[rest], ids[rest], records[rest], sizes[rest], strict=True))
         if ready:
-            queue.extend(lanes[:ready], seqs[:ready], ids[:ready], records[:ready])
+            queue.extend(lanes[:ready], seqs[:ready], ids[:ready], records[:ready], sizes[:ready])
 
     def release(self, queue: Queue) -> int:
         """Add the records that were held back, also of an incomplete block: what comes before a failure is delivered. Return how many."""
         num_released = len(self.held)
-        for lane, seq, record_id, record in self.held:
-            queue.extend((lane,), (seq,), (record_id,), (record,))
+        for lane, seq, record_id, record, nbytes in self.held:
+            queue.extend((lane,), (seq,), (record_id,), (record,), (nbytes,))
         self.held.clear()
         return num_released
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from typing import NamedTuple
 
 import anyio
 
@@ -17,14 +18,26 @@ from aioloader.engine.producer import Queue
 from aioloader.engine.roles import Pool, Sink
 from aioloader.errors import AioLoaderError
 from aioloader.pools.chunk import Block, Chunk
+from aioloader.pools.sizes import approximate_nbytes
 from aioloader.protocols import RecordId
 from aioloader.runtime.budget import Budget
 from aioloader.sequences import SampleColumns
 from aioloader.telemetry.stages import Stages
 
-__all__ = ["Work"]
+__all__ = ["Ran", "Work"]
 
 _MEASURED_HOPS = 16
+_SPARE_SHARE = 4  # samples may take a quarter more than was foretold before the rest of their chunk is put off
+_SPARE_BYTES = 1 << 16
+_STALE_FACTOR = 2
+
+
+class Ran(NamedTuple):
+    """What became of the first `num_taken` records of a chunk, and the error of the one after them, if that is why there are no more."""
+
+    num_taken: int
+    block: Block
+    error: AioLoaderError | None
 
 
 class Work:
@@ -41,7 +54,7 @@ class Work:
         self._is_in_columns = True
         self._num_hops = 0
         self._cpu_s = time.thread_time()
-        self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes)
+        self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes, num_unmeasured=pool.num_workers)
         self.budget.headroom_bytes = sink.headroom_bytes
 
     def begin_epoch(self) -> None:
@@ -52,20 +65,42 @@ class Work:
     def cut(self, queue: Queue, epoch: int) -> tuple[Stamps, Chunk]:
         """Take the next chunk from a queue that is not empty."""
         size = self._chunk_size.records
+        max_bytes = self._chunk_size.max_bytes
         if self._placement is None:
-            return queue.cut(epoch, size)
-        stamps, chunk = queue.cut(epoch, self._placement.limit(size))
+            return queue.cut(epoch, size, max_bytes)
+        stamps, chunk = queue.cut(epoch, self._placement.limit(size), max_bytes)
         return stamps, self._placement.place(chunk)
 
-    async def run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> tuple[Block, AioLoaderError | None]:
-        """Run a chunk; return what the records before the error became, and the error if there was one."""
+    def num_admitted(self, chunk: Chunk, *, is_next: bool) -> int:
+        """Return how many of the first records of a chunk may be run now; see `Budget.num_admitted`.
+
+        Fewer than it has, also, if it was cut before it was known how large they become.
+        """
+        number, is_placed = len(chunk.records), chunk.destination is not None
+        if not is_placed and self.budget.estimated_bytes(number) > _STALE_FACTOR * self._chunk_size.max_bytes:
+            number = min(number, self._chunk_size.records)
+        return self.budget.num_admitted(number, is_next=is_next, is_placed=is_placed)
+
+    async def run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> Ran:
+        """Run a chunk that was admitted, or as much of it as does not take much more than was foretold."""
         started = time.perf_counter()
+        expected_bytes = self.budget.estimated_bytes(len(chunk.records))
+        if len(chunk.records) > 1:
+            max_bytes = expected_bytes + expected_bytes // _SPARE_SHARE + _SPARE_BYTES
+            chunk = chunk._replace(max_bytes=max_bytes if expected_bytes else self._chunk_size.max_bytes)
+        if chunk.destination is not None:
+            expected_bytes = 0  # they are counted where they will lie
         self.num_running += 1
+        self.budget.begin(expected_bytes)
         try:
-            block, error = await self._run(stamps, chunk, quarantined)
+            ran = await self._run(stamps, chunk, quarantined)
         finally:
             self.num_running -= 1
+            self.budget.finish(expected_bytes)
+        block = ran.block
         num_done = block.outcome.num_done
+        done = chunk if ran.num_taken == len(chunk.records) else chunk.split(ran.num_taken)[0]
+        self.budget.hold_raw(-done.raw_nbytes)
         self._count_hop()
         self._stages.preprocess.add(num_done, block.service_s, time.perf_counter() - started - block.service_s)
         self._chunk_size.observe(num_done, block.service_s, block.nbytes)
@@ -73,19 +108,25 @@ class Work:
         self.budget.slots.limit = self._max_records()
         self.budget.num_finished += num_done
         self.budget.observe(num_done, block.raw_nbytes, block.nbytes)
-        return block, error
+        self.budget.observe_raw(num_done, block.raw_nbytes, approximate_nbytes(done.records))
+        self.budget.changed()
+        return ran
 
-    async def _run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> tuple[Block, AioLoaderError | None]:
-        """Run a chunk until each record is done or left out, or one fails for good."""
+    async def _run(self, stamps: Stamps, chunk: Chunk, quarantined: Collection[RecordId]) -> Ran:
+        """Run a chunk until each record is done or left out, one fails for good, or the samples take too much."""
         attempt = Attempt(self._plan.faults, quarantined, stamps, chunk)
         while (step := attempt.step()) is not None:
             if step.delay_s:
                 await anyio.sleep(step.delay_s)
             try:
-                attempt.ran(await self._pool.run(step.chunk))
+                block = await self._pool.run(step.chunk)
             except AioLoaderError as error:
                 attempt.lost(error)
-        return attempt.block, attempt.error
+                break
+            attempt.ran(block)
+            if block.outcome.failure is None and block.outcome.num_done < len(step.chunk.records):
+                break
+        return Ran(attempt.num_taken, attempt.block, attempt.error)
 
     def _count_hop(self) -> None:
         """Measure, now and then, what a chunk costs this thread."""

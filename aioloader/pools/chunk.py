@@ -42,13 +42,30 @@ class Destination(NamedTuple):
 class Chunk(NamedTuple):
     """Records to preprocess together. How records are cut into chunks never changes a result.
 
-    `epoch` and `ids` seed the random number generators of each record.
+    Attributes:
+        epoch: Seeds, with each id, the random number generators of a record.
+        records: The records.
+        ids: Their ids.
+        destination: Where their samples go, if that is known.
+        raw_nbytes: What the records take in memory.
+        max_bytes: Once the samples take more than this, the records after them are left for another chunk; None: they never are.
     """
 
     epoch: int
     records: Sequence[Record]
     ids: Sequence[RecordId]
     destination: Destination | None = None
+    raw_nbytes: int = 0
+    max_bytes: int | None = None
+
+    def split(self, number: int) -> tuple[Chunk, Chunk]:
+        """Return the first records and the others; what takes up a part of its destination only has none."""
+        raw_nbytes = self.raw_nbytes * number // max(1, len(self.records))
+        first = self._replace(records=self.records[:number], ids=self.ids[:number], destination=None, raw_nbytes=raw_nbytes)
+        rest = self._replace(
+            records=self.records[number:], ids=self.ids[number:], destination=None, raw_nbytes=self.raw_nbytes - raw_nbytes
+        )
+        return first, rest
 
 
 class Failure(NamedTuple):
@@ -73,7 +90,7 @@ class Quarantined(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a chunk became, in record order, up to the first record that failed.
+    """What a chunk became, in record order, up to the first record that failed, or the one after which the samples took too much.
 
     `counts` holds the number of samples of each record that was done (0: filtered or quarantined), or None when each gave exactly one.
     """

@@ -121,7 +121,7 @@ class ProcessPool:
             del worker.returned[: len(returned)]  # the same list goes on: views made earlier add to it when they are gone
             target, descriptors = worker.target_of(chunk.destination)
             retired = worker.take_retired()
-            meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes, returned, retired, target))
+            meta = pickle.dumps((number, chunk.epoch, chunk.ids, encoded.sizes, chunk.max_bytes, returned, retired, target))
             if chunk.destination is not None:
                 worker.destinations[number] = chunk.destination
             try:
@@ -160,7 +160,7 @@ class ProcessPool:
                 blocks.append(_poisoned(pending.death))
             else:
                 blocks.append(await self.run(part))
-            if blocks[-1].outcome.failure is not None:
+            if blocks[-1].outcome.num_done < len(part.records):
                 break
         return join_blocks(blocks)
 
@@ -169,8 +169,8 @@ class ProcessPool:
         index, failure = _first_unmovable(chunk.records)
         block = Block(Outcome(0, [], [], None), "none", 0.0)
         if index:
-            block = await self.run(Chunk(chunk.epoch, chunk.records[:index], chunk.ids[:index]))
-        if block.outcome.failure is not None:
+            block = await self.run(chunk.split(index)[0])
+        if block.outcome.num_done < index:
             return block
         return replace(block, outcome=block.outcome._replace(failure=failure))
 

@@ -72,11 +72,8 @@ class RestartBudget:
 
 def split_chunk(chunk: Chunk, index: int) -> tuple[Chunk, Chunk, Chunk]:
     """Return the records before the suspect at `index`, the suspect alone, and those after it."""
-
-    def part(first: int, last: int) -> Chunk:
-        return Chunk(chunk.epoch, chunk.records[first:last], chunk.ids[first:last])
-
-    return part(0, index), part(index, index + 1), part(index + 1, len(chunk.records))
+    before, rest = chunk.split(index)
+    return before, *rest.split(1)
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:

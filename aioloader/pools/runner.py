@@ -10,6 +10,7 @@ from typing import Any
 from aioloader.faults import class_names
 from aioloader.pools.chunk import Chunk, Failure, Outcome
 from aioloader.pools.rng import Seeding
+from aioloader.pools.sizes import sample_nbytes
 from aioloader.protocols import Record, RecordId, Sample
 
 __all__ = ["Preprocess", "Runner", "describe_failure"]
@@ -50,12 +51,14 @@ class Runner:
         self._is_stopped = True
 
     def run(self, chunk: Chunk) -> Outcome:
-        """Preprocess records in order until one fails; whatever the function raises is part of the outcome."""
+        """Preprocess records in order until one fails or their samples take too much; what the function raises is part of the outcome."""
+        max_bytes = chunk.max_bytes
         if self._preprocess.function is None:
-            return Outcome(len(chunk.records), None, chunk.records, None)
+            num_done = len(chunk.records) if max_bytes is None else _num_within(chunk.records, max_bytes)
+            return Outcome(num_done, None, chunk.records[:num_done], None)
         samples: list[Sample] = []
         counts: list[int] | None = None  # kept from the first record on that does not give exactly one
-        num_done = 0
+        num_done = num_bytes = 0
         begin_record, begin, end, epoch = self._begin_record, self._seeding.begin, self._seeding.end, chunk.epoch
         begin_record(0)
         try:
@@ -78,6 +81,10 @@ class Runner:
                     counts.append(len(made or ()))
                     samples.extend(made or ())
                 num_done += 1
+                if max_bytes is not None:
+                    num_bytes += sample_nbytes(made)
+                    if num_bytes > max_bytes:
+                        break
         except BaseException as error:  # noqa: BLE001 - a foreign function may raise anything; it is delivered in its place
             return Outcome(num_done, counts, samples, describe_failure(error))
         is_uniform = counts is None or (len(samples) == num_done and counts.count(1) == num_done)
@@ -94,6 +101,16 @@ class Runner:
         finally:
             self._seeding.end()
         return self._call
+
+
+def _num_within(records: Sequence[Record], max_bytes: int) -> int:
+    """Return how many records it takes to be above `max_bytes`, or all."""
+    num_bytes = 0
+    for number, record in enumerate(records, start=1):
+        num_bytes += sample_nbytes(record)
+        if num_bytes > max_bytes:
+            return number
+    return len(records)
 
 
 def _ignore(_index: int) -> None:

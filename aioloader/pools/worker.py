@@ -98,6 +98,7 @@ class _Job(NamedTuple):
     body: memoryview
     target: tuple[int, dict[str, Room], int] | None
     """The number of a segment of the engine, where the samples go in it, and how many it is for."""
+    max_bytes: int | None
 
 
 class _Worker:
@@ -123,7 +124,7 @@ class _Worker:
         if frame is None:
             return
         assert frame.kind == CHUNK
-        number, epoch, ids, sizes, returned, retired, target = pickle.loads(frame.meta)
+        number, epoch, ids, sizes, max_bytes, returned, retired, target = pickle.loads(frame.meta)
         for segment in returned:
             self._arena.give_back(segment)
         for segment in retired:
@@ -133,7 +134,7 @@ class _Worker:
             if frame.descriptors:
                 self._targets.attach(segment, frame.descriptors[0], nbytes)
             target = (segment, rooms, num_rows)
-        self._queued.append(_Job(number, epoch, ids, sizes, frame.body, target))
+        self._queued.append(_Job(number, epoch, ids, sizes, frame.body, target, max_bytes))
 
     def _answer(self, job: _Job) -> None:
         if not self._progress.begin_chunk(job.number):
@@ -154,7 +155,7 @@ class _Worker:
             records = decode(job.sizes, job.body)
         except BaseException as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
             return Outcome(0, [], [], describe_failure(error))
-        return self._runner.run(Chunk(job.epoch, records, job.ids))
+        return self._runner.run(Chunk(job.epoch, records, job.ids, max_bytes=job.max_bytes))
 
     def _send(self, number: int, outcome: Outcome, encoded: Encoded, service_s: float, elsewhere: memoryview | None) -> None:
         counts, failure = outcome.counts, outcome.failure

@@ -8,16 +8,16 @@ the ordered heap grow without bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aioloader.runtime.signal import Signal
 
 __all__ = ["Budget", "Slots"]
 
 _FORGETTING = 0.95
-"""Per chunk: how fast a large record is forgotten."""
-_UNMEASURED_RECORDS = 4
-"""Records in work until the first result shows how large they are."""
+"""Per chunk, or read: how fast a large record is forgotten."""
+_OVERHEAD_BYTES = 1024
+"""Per record: so much more on its way says nothing of what it holds."""
 
 
 class Slots:
@@ -110,48 +110,112 @@ class Slots:
 class Budget:
     """`Slots` that the producer can wait on, and the bytes of what is in flight.
 
-    Bytes are counted where they lie (`held_bytes`: results in shared memory and batches that wait for the trainer). Records
-    whose results are not there yet are counted as what the last ones took, so that the limit is kept when they come.
+    Bytes are counted where they lie (`held_bytes`: results in shared memory and batches that wait for the trainer) and, of raw
+    records, as they were measured when they were read. What results will take is foretold by the last ones, twice:
+
+    1. Records are read only while all in flight, with what they will become, are within the limit.
+    2. They are given to workers only while that is still so by what is known then; the one whose turn it is always may be.
+
+    So a result above what was foretold is one of those that were being made when it came as a surprise.
+
+    Args:
+        num_unmeasured: Records that may start before the first result shows how large they are.
 
     Attributes:
-        limit_bytes: Records are started only while what is in flight, with what they are expected to take, is within this;
-            None: however large they are.
+        limit_bytes: None: however large records are.
         headroom_bytes: Kept free for what is copied before the original is let go: a micro-batch.
         num_finished: Of the records that count as working, those whose results `held_bytes` counts already.
     """
 
-    def __init__(self, limit: int, limit_bytes: int | None = None, held_bytes: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, limit: int, limit_bytes: int | None = None, held_bytes: Callable[[], int] = lambda: 0, *, num_unmeasured: int = 1
+    ) -> None:
         self.slots = Slots(limit)
         self.limit_bytes = limit_bytes
         self.headroom_bytes = 0
         self.num_finished = 0
         self.peak_bytes = 0
         self._held_bytes = held_bytes
-        self._raw_bytes = 0.0
-        self._made_bytes = 0.0
+        self._num_unmeasured = num_unmeasured
+        self._raw_bytes = 0
+        """Of what was read and is not finished."""
+        self._coming_bytes = 0
+        """Of results that are being made, by what was foretold."""
+        self._each_raw_bytes = 0.0
+        self._each_made_bytes = 0.0
+        self._raw_factor = 1.0
+        """What records take on their way to a worker, beside what they seem to take where they were read."""
         self._is_measured = False
         self._wanted = 1
         self._changed = Signal()
+        self._is_short = False
+        self.on_room: Callable[[], None] = _ignore
+        """Called when there may be room for records that were not admitted."""
 
     @property
     def in_flight_bytes(self) -> int:
         """Return the bytes of raw records, finished results and waiting batches."""
-        return self._held_bytes() + int(self._num_unfinished * self._raw_bytes)
+        return self._held_bytes() + self._raw_bytes
 
     @property
     def buffered_bytes(self) -> int:
         """Return the bytes of finished results and waiting batches."""
         return self._held_bytes()
 
+    def note_read(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Learn what records seem to take that were just read; return what they count for as long as they wait or are run."""
+        if self._raw_factor > 1.0:
+            sizes = [int(size * self._raw_factor) for size in sizes]
+        self._each_raw_bytes = max(sum(sizes) / max(1, len(sizes)), self._each_raw_bytes * _FORGETTING)
+        return sizes
+
+    def hold_raw(self, nbytes: int) -> None:
+        """Count raw records that wait for a worker."""
+        self._raw_bytes += nbytes
+
+    def begin(self, nbytes: int) -> None:
+        """Count what results that are made now are expected to take."""
+        self._coming_bytes += nbytes
+
+    def finish(self, nbytes: int) -> None:
+        """Uncount it: they are there, or will not be."""
+        self._coming_bytes -= nbytes
+
     def observe(self, num_records: int, raw_bytes: int, made_bytes: int) -> None:
         """Learn what records took, on their way to a worker and as results."""
         if num_records:
-            self._raw_bytes = max(raw_bytes / num_records, self._raw_bytes * _FORGETTING)
-            self._made_bytes = max(made_bytes / num_records, self._made_bytes * _FORGETTING)
+            self._each_raw_bytes = max(raw_bytes / num_records, self._each_raw_bytes * _FORGETTING)
+            self._each_made_bytes = max(made_bytes / num_records, self._each_made_bytes * _FORGETTING)
             if not self._is_measured:
                 self._is_measured = True
                 self._changed.notify()
         self.note_peaks()
+
+    def observe_raw(self, num_records: int, raw_bytes: int, seeming_bytes: int) -> None:
+        """Learn by how much records take more than they seem to, such as objects of classes that nothing is known of."""
+        if raw_bytes - seeming_bytes > num_records * _OVERHEAD_BYTES:
+            self._raw_factor = max(self._raw_factor * _FORGETTING, raw_bytes / max(1, seeming_bytes))
+        else:
+            self._raw_factor = max(1.0, self._raw_factor * _FORGETTING)
+
+    def num_admitted(self, num_wanted: int, *, is_next: bool, is_placed: bool = False) -> int:
+        """Return how many records that were read may be given to a worker now: those wanted, or none; `on_room` tells when to ask again.
+
+        Args:
+            num_wanted: At least 1.
+            is_next: Whether nothing comes before them that is not done. If nothing waits for the trainer either, nothing makes room for
+                them, and some are admitted in any case.
+            is_placed: Whether the memory for their results is counted already.
+        """
+        number = num_wanted
+        if self.limit_bytes is not None:
+            each = 0.0 if is_placed else self._each_made_bytes
+            room = self.limit_bytes - self.in_flight_bytes - self._coming_bytes
+            if num_wanted * each > room:
+                number = max(1, min(num_wanted, int(room / each))) if each else 1
+                number *= is_next and not self.slots.ready
+        self._is_short = not number
+        return number
 
     def note_peaks(self) -> None:
         """Note how much is in flight if it is more than ever."""
@@ -162,7 +226,7 @@ class Budget:
 
     def estimated_bytes(self, num_records: int) -> int:
         """Return what the results of so many records take, by the size of the last ones."""
-        return int(num_records * self._made_bytes)
+        return int(num_records * self._each_made_bytes)
 
     def is_crowded(self, num_records: int) -> bool:
         """Return whether so many of the records in flight had better wait elsewhere.
@@ -190,7 +254,9 @@ class Budget:
         return taken
 
     def changed(self) -> None:
-        """Wake the producer after slots or bytes were moved or given back, if what it waits for is there."""
+        """Wake whoever waits after slots or bytes were moved or given back, the producer only if what it waits for is there."""
+        if self._is_short:
+            self.on_room()
         if self._changed.has_waiters and self._has_enough():
             self._changed.notify()
 
@@ -211,9 +277,9 @@ class Budget:
         if free <= 0 or self.limit_bytes is None:
             return free
         if not self._is_measured:
-            return max(0, min(free, _UNMEASURED_RECORDS - self.slots.working))
-        each = self._raw_bytes + self._made_bytes
-        room = self.limit_bytes - self.headroom_bytes - self._held_bytes() - self._num_unfinished * each
+            return max(0, min(free, self._num_unmeasured - self.slots.working))
+        each = self._each_raw_bytes + self._each_made_bytes
+        room = self.limit_bytes - self.headroom_bytes - self.in_flight_bytes - self._num_unfinished * self._each_made_bytes
         if free * each <= room:
             return free
         fitting = int(room // each) if room > 0 else 0
@@ -221,5 +287,9 @@ class Budget:
 
     def _most(self) -> int:
         """Return how many records of the size last seen are within the bytes."""
-        each = self._raw_bytes + self._made_bytes
+        each = self._each_raw_bytes + self._each_made_bytes
         return self.slots.limit if self.limit_bytes is None or not each else int(min(self.slots.limit, self.limit_bytes / each))
+
+
+def _ignore() -> None:
+    """Tell nobody."""

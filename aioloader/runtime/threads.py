@@ -63,6 +63,7 @@ class CallThread:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # what it was given is not kept until the next one comes
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., None], future: asyncio.Future[Any], value: Any) -> None:

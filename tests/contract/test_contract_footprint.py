@@ -136,6 +136,76 @@ def test_what_the_processes_hold_of_large_records_stays_within_the_limit(num_rec
     assert max(looks) < LIMIT_BYTES + BESIDE_LIMIT_BYTES
 
 
+GROWING_RECORDS = """
+    import json, os, sys, threading, time
+    import numpy as np
+    from aioloader import FixedBatch, Loader
+    from tests.contract.footprint import footprint
+
+    num_small, num_large, side = map(int, sys.argv[2:])
+
+    def array(number, side):
+        return np.full((side, side) if number >= num_small else 8, number, np.float32)
+
+    class Arrays:
+        def __init__(self, side):
+            self.side = side
+
+        def __len__(self):
+            return num_small + num_large
+
+        def __getitem__(self, number):
+            return array(number, self.side)
+
+    def make(side):
+        if sys.argv[1] == "results":
+            source, preprocess = range(num_small + num_large), lambda number: array(number, side)
+        else:
+            source, preprocess = Arrays(side), lambda record: record[..., :1].copy()
+        collate = lambda samples: {"x": np.array([sample.flat[0] for sample in samples])}
+        return Loader(source, preprocess=preprocess, batch=FixedBatch(2), collate=collate, workers=2, memory_limit="64MiB")
+
+    def look(root, looks, is_over):
+        while not is_over.wait(0.005):
+            looks.append(footprint(root).held_bytes)
+
+    def run(side):
+        looks, is_over, rows = [], threading.Event(), []
+        thread = threading.Thread(target=look, args=(os.getpid(), looks, is_over))
+        with make(side) as loader:
+            for batch in loader:
+                rows += batch["x"].tolist()
+                if batch.step == 0:
+                    thread.start()
+            is_over.set()
+            thread.join()
+            stats = loader.stats()
+        assert rows == list(range(num_small + num_large))
+        return max(looks), stats
+
+    baseline, _ = run(1)
+    most, stats = run(side)
+    print(json.dumps({"most": most - baseline, "stats": stats}))
+"""
+
+GROWN_LIMIT_BYTES = 64 * MIB
+SURPRISES_BYTES = 2 * 2 * RECORD_BYTES
+"""What the chunks in the hands of two workers become, two each: those that were cut before it was known how large records are now."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["results", "records"])
+def test_records_that_become_large_all_of_a_sudden_stay_within_the_limit(what: str) -> None:
+    """A hundred times the limit is read before anybody knows, were it not for the sizes that are measured on the way."""
+    done = run_script(GROWING_RECORDS, what, "3000", "150", "1024", timeout_s=50)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    stats = found["stats"]
+    print(f"MiB: {stats['peak_in_flight_bytes'] / MIB:.0f} in flight, {found['most'] / MIB:.0f} held beyond the baseline")
+    assert stats["peak_in_flight_bytes"] < GROWN_LIMIT_BYTES + SURPRISES_BYTES + RECORD_BYTES
+    assert found["most"] < GROWN_LIMIT_BYTES + SURPRISES_BYTES + BESIDE_LIMIT_BYTES
+
+
 NEEDS_NUMPY = """
 import numpy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from aioloader.engine.plan import Run
 from aioloader.errors import AioLoaderError, SourceError
 from aioloader.pools.chunk import Block, Chunk, Outcome, Quarantined
 from aioloader.protocols import Cursor, Group, Item, Json, Span
+from aioloader.runtime.segments import HeldBytes
 from aioloader.telemetry import Stages
 from tests.engine.lane_cases import Case, expected
 
@@ -205,6 +206,81 @@ async def test_a_collator_that_fails_ends_the_pass_after_the_batches_before() ->
     with anyio.fail_after(10), pytest.raises(AioLoaderError, match=r"micro-batch 3 of lane 0 .* ValueError: six"):
         await trainer.pipeline.run()
     assert trainer.batches == [[0, 1], [2, 3], [4, 5]]
+
+
+class Weighed(Workers):
+    """A pool whose samples take what `sizes` says; it knows what of them is held."""
+
+    def __init__(self, seed: int, sizes: list[int]) -> None:
+        super().__init__(seed)
+        self._sizes = sizes
+        self._held = HeldBytes()
+        self.most_held = 0
+
+    @property
+    def held_bytes(self) -> int:  # type: ignore[override]
+        return self._held.total
+
+    async def run(self, chunk: Chunk) -> Block:
+        await super().run(chunk)
+        samples, nbytes = [], 0
+        for row in chunk.records:
+            sample = np.empty(self._sizes[row], np.uint8)
+            sample[:8] = np.frombuffer(int(row).to_bytes(8, "little"), np.uint8)
+            self._held.hold_with(sample, sample.nbytes)
+            samples.append(sample)
+            nbytes += sample.nbytes
+            if chunk.max_bytes is not None and nbytes > chunk.max_bytes:
+                break
+        self.most_held = max(self.most_held, self._held.total)
+        return Block(Outcome(len(samples), None, samples, None), "made up", 1e-5 * len(samples), nbytes, 3 * len(samples))
+
+
+class LateTrainer(Trainer):
+    """Gives slots back in a later turn of the loop, as a process of its own would."""
+
+    async def put(self, ready: Ready) -> None:
+        self.batches.append(ready.fields["rows"].array.tolist())
+        await self.room()
+        asyncio.get_running_loop().call_soon(self._take, ready.num_records)
+
+    def _take(self, num_records: int) -> None:
+        assert self.pipeline is not None
+        self.pipeline.budget.slots.deliver(num_records)
+        self.pipeline.budget.changed()
+
+
+def rows_in(samples: list[Any]) -> dict[str, Any]:
+    return {"rows": np.array([int.from_bytes(sample[:8].tobytes(), "little") for sample in samples])}
+
+
+SIZES: dict[str, Callable[[random.Random], int]] = {
+    "tiny, then large": lambda rng: 0,
+    "now and then": lambda rng: 300_000 if rng.random() < 0.02 else 64,
+    "heavy tail": lambda rng: min(400_000, int(rng.lognormvariate(6, 2.5)) + 8),
+    "above the limit": lambda rng: 3_000_000 if rng.random() < 0.05 else 64,
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("kind", SIZES)
+async def test_results_of_any_sizes_stay_within_the_bytes(kind: str, batch_size: int) -> None:
+    """Above the limit are at most those that were made when it came out how large they are: one for each chunk that a worker may hold."""
+    limit, number = 2 << 20, 2000
+    for seed in range(3):
+        rng = random.Random(seed)
+        sizes = [SIZES[kind](rng) or (64 if row < number // 2 else 300_000) for row in range(number)]
+        pool, trainer = Weighed(seed, sizes), LateTrainer(seed)
+        case = case_of(number, 1, batch_size, num_epochs=1)
+        plan = replace(case.plan(0), source=Ragged(number, seed), collate=rows_in, buffer_size=512, memory_limit=limit)
+        pipeline = trainer.pipeline = Pipeline(plan, Run(state=case.fresh(0), end_epoch=1), pool, trainer, Stages())
+        with anyio.fail_after(20):
+            await pipeline.run()
+        assert [row for rows in trainer.batches for row in rows] == list(range(number))
+        needed = max(sum(sizes[first : first + batch_size]) for first in range(0, number, batch_size))
+        assert pool.most_held <= max(limit, needed) + pool.capacity * (max(sizes) + (1 << 16))
+        budget = pipeline.budget
+        assert (budget.slots.in_flight, budget.in_flight_bytes) == (0, pool.held_bytes)
 
 
 class FirstOneLast(Workers):

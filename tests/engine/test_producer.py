@@ -159,6 +159,37 @@ def test_queue_keeps_order_however_it_is_filled_and_cut(sizes: list[int], cut: i
     assert out == list(range(at))
 
 
+@given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 60)), max_size=12), cut=st.integers(1, 9), max_bytes=st.integers(0, 200))
+def test_a_chunk_takes_no_more_bytes_than_it_may(sizes: list[tuple[int, int]], cut: int, max_bytes: int) -> None:
+    queue, each, at = Queue(), [nbytes for number, nbytes in sizes for _ in range(number)], 0
+    for number, nbytes in sizes:
+        queue.extend([0] * number, range(at, at + number), span(at, at + number).ids, span(at, at + number).records, [nbytes] * number)
+        at += number
+    done = 0
+    while len(queue):
+        chunk = queue.cut(0, cut, max_bytes)[1]
+        number = len(chunk.records)
+        assert chunk.raw_nbytes == sum(each[done : done + number])
+        assert chunk.raw_nbytes <= max_bytes or number == 1
+        done += number
+        is_full = number == cut or done == at or chunk.raw_nbytes + each[done] > max_bytes
+        assert is_full
+    assert done == at
+
+
+@given(number=st.integers(0, 7), nbytes=st.integers(0, 1000))
+def test_a_chunk_in_two_parts_is_the_same_records(number: int, nbytes: int) -> None:
+    queue = Queue()
+    queue.extend([0] * 7, range(7), span(0, 7).ids, span(0, 7).records)
+    chunk = queue.cut(3, 7)[1]._replace(raw_nbytes=nbytes, max_bytes=5)
+    parts = chunk.split(number)
+    assert [len(part.records) for part in parts] == [number, 7 - number]
+    assert [*parts[0].records, *parts[1].records] == list(chunk.records)
+    assert [*parts[0].ids, *parts[1].ids] == list(chunk.ids)
+    assert sum(part.raw_nbytes for part in parts) == nbytes
+    assert {(part.epoch, part.max_bytes, part.destination) for part in parts} == {(3, 5, None)}
+
+
 def test_what_was_cut_is_not_changed_by_what_comes_later() -> None:
     queue = Queue()
     queue.extend([0] * 3, range(3), span(0, 3).ids, span(0, 3).records)

@@ -136,6 +136,29 @@ async def test_a_dead_worker_is_replaced_and_its_records_run_again(zygote: Zygot
     assert len(remaining) < 2
 
 
+@pytest.mark.parametrize("max_bytes", [0, 2, 100])
+async def test_what_a_dead_worker_left_is_run_again_only_as_far_as_samples_may_take(
+    zygote: ZygoteProcess, tmp_path: Path, max_bytes: int
+) -> None:
+    """What is not run comes in another chunk."""
+    deadly = [str(tmp_path / name) for name in "abc"]
+    records = ["x", "y", deadly[0], "z", deadly[1], deadly[2], "end"]
+
+    async def body(pool: Pool) -> list[str]:
+        samples: list[str] = []
+        chunk = chunk_of(records)._replace(max_bytes=max_bytes * 64)
+        while chunk.records:
+            outcome = (await pool.run(chunk)).outcome
+            assert (outcome.failure, outcome.num_done) == (None, len(outcome.samples))
+            assert outcome.num_done > 0
+            samples += outcome.samples
+            chunk = chunk.split(outcome.num_done)[1]
+        return samples
+
+    samples = await in_pool("process", zygote, Preprocess(function=pool_cases.die_once), body)
+    assert samples == ["x", "y", "survived", "z", "survived", "survived", "end"]
+
+
 async def test_a_record_that_kills_every_worker_fails_in_its_place(zygote: ZygoteProcess) -> None:
     async def body(pool: Pool) -> tuple[list[Outcome], int]:
         return await outcomes(pool, [chunk_of(["a", "b", "SIGKILL", "c"]), *[chunk_of(["fine"])] * 6]), pool.num_restarts

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,27 @@ def test_none_is_filtered_a_list_is_its_elements_and_the_rest_is_one_sample(made
     assert list(outcome.samples) == list(itertools.chain(*expected))
     assert outcome.counts == (None if all(len(one) == 1 for one in expected) else [len(one) for one in expected])
     assert outcome.failure is None
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), max_size=12), max_bytes=st.integers(0, 100), wrap=st.sampled_from(["bare", "dict", "list", "none"])
+)
+def test_records_after_the_one_whose_samples_take_too_much_are_left(sizes: list[int], max_bytes: int, wrap: str) -> None:
+    samples = [np.zeros(size, np.uint8) for size in sizes]
+    wrapped: dict[str, Callable[[Any], Any]] = {
+        "bare": lambda sample: sample,
+        "dict": lambda sample: {"x": sample, "more": {"y": sample[:0]}},
+        "list": lambda sample: [{"x": sample}],
+        "none": lambda sample: sample,
+    }
+    runner = Runner(Preprocess(function=None if wrap == "none" else lambda row: wrapped[wrap](samples[row])), Brackets())
+    ids: list[RecordId] = [("shard", row) for row in range(len(sizes))]
+    records = samples if wrap == "none" else list(range(len(sizes)))
+    outcome = runner.run(Chunk(0, records, ids, max_bytes=max_bytes))
+    totals = list(itertools.accumulate(sizes))
+    expected = next((row + 1 for row, total in enumerate(totals) if total > max_bytes), len(sizes))
+    assert (outcome.num_done, len(outcome.samples), outcome.failure) == (expected, expected, None)
+    assert outcome.counts is None or wrap == "list"
 
 
 @given(bad=st.integers(0, 9), size=st.integers(0, 10))

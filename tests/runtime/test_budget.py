@@ -194,19 +194,23 @@ async def test_cancelling_takes_nothing() -> None:
 class Engine:
     """Moves records of known sizes through a budget, and holds what they took."""
 
-    def __init__(self, limit: int, limit_bytes: int) -> None:
+    def __init__(self, limit: int, limit_bytes: int, num_unmeasured: int = 4) -> None:
         self.held = 0
-        self.budget = Budget(limit, limit_bytes, lambda: self.held)
+        self.budget = Budget(limit, limit_bytes, lambda: self.held, num_unmeasured=num_unmeasured)
 
-    async def start(self) -> int:
-        """Return how many records may start now, none if the producer would have to wait."""
+    async def start(self, raw_bytes: int = 0) -> int:
+        """Read as many records as may start now, none if the producer would have to wait."""
+        number = 0
         with anyio.move_on_after(0):
-            return await self.budget.acquire(1000)
-        return 0
+            number = await self.budget.acquire(1000)
+        if number:
+            self.budget.hold_raw(sum(self.budget.note_read([raw_bytes] * number)))
+        return number
 
     def finish(self, num_records: int, nbytes: int, raw_bytes: int = 0) -> None:
         self.held += num_records * nbytes
         self.budget.num_finished += num_records
+        self.budget.hold_raw(-num_records * raw_bytes)
         self.budget.observe(num_records, num_records * raw_bytes, num_records * nbytes)
 
     def deliver(self, num_records: int, nbytes: int) -> None:
@@ -226,10 +230,10 @@ async def test_few_records_start_before_their_size_is_known() -> None:
 
 async def test_records_start_only_while_they_fit_with_what_they_will_become() -> None:
     engine = Engine(1000, 1000)
-    assert await engine.start() == 4
+    assert await engine.start(raw_bytes=10) == 4
     engine.finish(4, 50, raw_bytes=10)
     assert engine.budget.in_flight_bytes == 4 * 50
-    started = await engine.start()
+    started = await engine.start(raw_bytes=10)
     assert started == (1000 - 4 * 50) // 60
     assert engine.budget.in_flight_bytes == 4 * 50 + started * 10
     engine.budget.headroom_bytes = 400
@@ -256,6 +260,78 @@ def test_bytes_stay_within_the_limit_for_records_of_one_size_and_all_get_through
                 engine.deliver(started, nbytes)
 
     anyio.run(check)
+
+
+async def test_records_that_grow_stop_the_reading_at_once() -> None:
+    engine = Engine(1000, 1000)
+    assert await engine.start(raw_bytes=1) == 4
+    engine.finish(4, 1, raw_bytes=1)
+    engine.deliver(4, 1)
+    engine.budget.slots.start(2)
+    engine.budget.hold_raw(sum(engine.budget.note_read([400, 400])))
+    assert engine.budget.in_flight_bytes == 800
+    assert await engine.start() == 0
+
+
+async def test_records_that_hide_their_size_are_counted_as_what_they_took_on_their_way() -> None:
+    budget = Budget(1000, 1 << 30)
+    seeming, real = 64, 1 << 20
+    assert list(budget.note_read([seeming])) == [seeming]
+    budget.observe_raw(1, real, seeming)
+    budget.observe_raw(3, 3 * real, 3 * seeming)
+    assert list(budget.note_read([seeming, 2 * seeming])) == [real, 2 * real]
+    for _ in range(300):
+        budget.observe_raw(1, seeming, seeming)
+    assert list(budget.note_read([seeming])) == [seeming]
+
+
+def admitted(engine: Engine, num_wanted: int, *, is_next: bool = False, is_placed: bool = False) -> int:
+    return engine.budget.num_admitted(num_wanted, is_next=is_next, is_placed=is_placed)
+
+
+async def test_what_was_read_goes_to_a_worker_only_while_its_results_fit() -> None:
+    """Those read before it was known how large they become, too."""
+    engine = Engine(1000, 1000)
+    engine.budget.slots.start(100)
+    assert admitted(engine, 64) == 64
+    engine.finish(4, 50)
+    assert admitted(engine, 16) == 16
+    assert admitted(engine, 17) == 0
+    engine.budget.begin(16 * 50)
+    assert admitted(engine, 1) == 0
+    assert admitted(engine, 64, is_placed=True) == 64
+    engine.budget.finish(16 * 50)
+    assert admitted(engine, 16) == 16
+
+
+async def test_the_record_whose_turn_it_is_goes_also_where_nothing_fits() -> None:
+    engine = Engine(1000, 1000)
+    engine.budget.slots.start(100)
+    engine.finish(10, 95)
+    assert admitted(engine, 5) == 0
+    assert admitted(engine, 5, is_next=True) == 1
+    engine.budget.slots.ready += 1
+    assert admitted(engine, 5, is_next=True) == 0, "the trainer makes room"
+    engine.budget.slots.ready -= 1
+    engine.held = 5000
+    assert admitted(engine, 5, is_next=True) == 1
+    assert admitted(engine, 5, is_placed=True) == 0
+
+
+async def test_who_was_not_admitted_is_told_of_room() -> None:
+    engine, told = Engine(1000, 1000), []
+    engine.budget.on_room = lambda: told.append(engine.held)
+    engine.budget.slots.start(100)
+    engine.finish(10, 95)
+    engine.budget.changed()
+    assert not told
+    assert admitted(engine, 2) == 0
+    engine.held = 800
+    engine.budget.changed()
+    assert told == [800]
+    assert admitted(engine, 2) == 2
+    engine.budget.changed()
+    assert told == [800]
 
 
 async def test_a_record_above_the_limit_passes_alone() -> None:

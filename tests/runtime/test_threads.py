@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
 from typing import NoReturn
 
 import anyio
@@ -32,6 +33,21 @@ async def test_calls_run_one_after_another_in_the_order_made() -> None:
         for number in range(50):
             tasks.start_soon(thread.call, ran.append, number)
     assert ran == list(range(50))
+    thread.stop()
+    assert thread.join(5)
+
+
+class Anything:
+    """Something to refer to."""
+
+
+async def test_what_a_call_was_given_is_not_kept_after_it() -> None:
+    thread = CallThread("test-kept")
+    given = Anything()
+    reference = weakref.ref(given)
+    await thread.call(id, given)
+    del given
+    assert await thread.call(reference) is None
     thread.stop()
     assert thread.join(5)
 
