@@ -63,19 +63,20 @@ class _Session:
 
     async def serve(self) -> None:
         closed = False
-        async with anyio.create_task_group() as tasks, self._pool(tasks) as pool:
-            try:
-                while True:
-                    frame = await self._wire.receive_async()
-                    if frame.kind == RUN:
-                        tasks.start_soon(self._run, pickle.loads(frame.meta), pool)
-                    elif frame.kind == TAKEN:
-                        self._outbox.take_back(*pickle.loads(frame.meta))
-                    elif frame.kind == STATS:
-                        await self._wire.send_async(STATS, pickle.dumps(self._snapshot(pool)))
-            except WireClosedError:
-                closed = True
-            tasks.cancel_scope.cancel()
+        with contextlib.closing(self._outbox):  # once all tasks have ended: one of them may still be putting a micro-batch
+            async with anyio.create_task_group() as tasks, self._pool(tasks) as pool:
+                try:
+                    while True:
+                        frame = await self._wire.receive_async()
+                        if frame.kind == RUN:
+                            tasks.start_soon(self._run, pickle.loads(frame.meta), pool)
+                        elif frame.kind == TAKEN:
+                            self._outbox.take_back(*pickle.loads(frame.meta))
+                        elif frame.kind == STATS:
+                            await self._wire.send_async(STATS, pickle.dumps(self._snapshot(pool)))
+                except WireClosedError:
+                    closed = True
+                tasks.cancel_scope.cancel()
         assert closed
 
     @contextlib.asynccontextmanager
@@ -106,7 +107,6 @@ class _Session:
                 await pool.aclose()
             if forks is not None:
                 forks.close()
-            self._outbox.close()
 
     async def _run(self, run: Run, pool: ProcessPool | ThreadPool) -> None:
         """Run one pass and say how it ended."""

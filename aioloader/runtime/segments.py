@@ -74,6 +74,7 @@ class Arena:
         self._next_number = 0
         self._free: list[Segment] = []
         self._used: dict[int, Segment] = {}
+        self._is_closed = False
         self.retired: list[int] = []
         """Numbers of segments given back to the system since the reader was last told; it must forget their mappings."""
 
@@ -83,7 +84,13 @@ class Arena:
         return sum(segment.nbytes for segment in self._used.values())
 
     def take(self, nbytes: int) -> Segment:
-        """Return a segment of at least `nbytes` that nobody reads."""
+        """Return a segment of at least `nbytes` that nobody reads.
+
+        Raises:
+            RuntimeError: The arena was closed: nobody would close the segment.
+        """
+        if self._is_closed:
+            raise RuntimeError(f"Arena: expected to be asked for {nbytes} bytes before it is closed, got asked after it; make another one.")
         fitting = [segment for segment in self._free if nbytes <= segment.nbytes <= 4 * max(nbytes, _GRANULE_BYTES)]
         if fitting:
             segment = min(fitting, key=lambda candidate: candidate.nbytes)
@@ -105,6 +112,7 @@ class Arena:
 
     def close(self) -> None:
         """Close every segment; safe to call twice."""
+        self._is_closed = True
         for segment in [*self._free, *self._used.values()]:
             segment.close()
         self._free.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import random
 import resource
@@ -14,7 +15,7 @@ import sys
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,16 @@ from tests.contract.cases import (
     INLINE,
     PROCESSES,
     ROOT,
+    SIDECAR_THREADS,
     THREAD_HOST,
     THREADS,
     Options,
     collate,
+    large,
     name_of,
     numbers,
     run_script,
+    stack,
     wait_until_dead,
 )
 
@@ -95,6 +99,41 @@ def test_a_loop_that_is_left(options: Options, leave: Callable[[Loader], None]) 
     with leaves_nothing():
         loader = make(**options)
         leave(loader)
+    del loader
+
+
+@pytest.mark.parametrize("options", [THREADS, PROCESSES, THREAD_HOST, SIDECAR_THREADS], ids=name_of)
+def test_loops_that_are_left_while_micro_batches_are_put_in_shared_memory(options: Options) -> None:
+    """The engine may be at that when it is ended; several loops, since it seldom is."""
+    with leaves_nothing():
+        loader = Loader(range(400), preprocess=large, batch=FixedBatch(1), collate=stack, buffer_size=64, **options)
+        for last_step in range(2, 8):
+            for batch in loader:
+                if batch.step == last_step:
+                    break
+        del batch
+    del loader
+
+
+def test_shared_memory_is_closed_after_the_last_task() -> None:
+    """Here that is the one that closes the source."""
+    found: list[str] = []
+
+    async def endless() -> AsyncIterator[int]:
+        try:
+            for number in itertools.count():
+                yield number
+        finally:
+            await asyncio.sleep(0.2)
+            found.extend(target for _, target in resources().descriptors if "memfd:aioloader" in target)
+
+    with leaves_nothing():
+        loader = Loader(endless, preprocess=large, batch=FixedBatch(1), collate=stack, buffer_size=8, **THREADS)
+        for batch in loader:
+            if batch.step == 2:
+                break
+        del batch
+    assert found
     del loader
 
 

@@ -79,6 +79,17 @@ def test_giving_back_twice_is_a_mistake() -> None:
     arena.close()
 
 
+def test_nothing_is_taken_from_a_closed_arena() -> None:
+    """Nobody would close it."""
+    before = num_descriptors()
+    arena = Arena()
+    arena.give_back(arena.take(1).number)
+    arena.close()
+    with pytest.raises(RuntimeError, match="Arena: expected to be asked for 7 bytes before it is closed, got asked after it"):
+        arena.take(7)
+    assert num_descriptors() == before
+
+
 class ArenaMachine(RuleBasedStateMachine):
     """No two takers share a segment; what lies unused stays within the limit; everything is closed at the end."""
 
