@@ -88,6 +88,7 @@ class Loader:
             one does, and sends its micro-batches, with their states, to the others, in a process group of their own.
         read_device: Where micro-batches travel and arrive with `read="group"`: "cpu" (the default, with gloo) or "cuda" (with NCCL).
         timeout_s: A worker process that makes no progress on a record for so long is killed and replaced; None: never.
+            Refused with threads, which cannot be killed, and with `workers=0`.
         max_restarts_per_minute: A worker process that dies is replaced and its records run again; more deaths than this are an error.
             A record that was running at three of them is one too (`WorkerError`).
         on_error: What to do about a record that fails, or kills its workers: "raise" (everything before it is delivered, then the error

@@ -104,9 +104,7 @@ def make_plan(
         raise_on_stall=bool(raise_on_stall),
         pin_memory=bool(pin_memory),
         worker_cpus=_worker_cpus(worker_cpus, pool),
-        recovery=RecoveryOptions(
-            timeout_s=options.check_seconds("Loader(timeout_s=)", timeout_s), max_restarts_per_minute=max_restarts_per_minute
-        ),
+        recovery=RecoveryOptions(timeout_s=_timeout_s(timeout_s, pool), max_restarts_per_minute=max_restarts_per_minute),
         fingerprint={},
     )
     if is_moved and pool != "inline":
@@ -214,6 +212,18 @@ def _worker_cpus(worker_cpus: Any, pool: str) -> tuple[int, ...]:
     if worker_cpus is not None and pool != "process":
         raise ConfigError("Loader(worker_cpus=)", expected="worker processes to keep there", got=f"pool={pool!r}", do="leave it out")
     return options.check_cpus("Loader(worker_cpus=)", worker_cpus)
+
+
+def _timeout_s(timeout_s: Any, pool: str) -> float | None:
+    checked = options.check_seconds("Loader(timeout_s=)", timeout_s)
+    if checked is not None and pool != "process":
+        raise ConfigError(
+            "Loader(timeout_s=)",
+            expected="worker processes, since only they can be killed",
+            got=f"pool={pool!r}",
+            do="leave it out, or use pool='process' and workers",
+        )
+    return checked
 
 
 def _function(where: str, function: Any) -> Callable[..., Any] | None:

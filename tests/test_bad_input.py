@@ -82,6 +82,8 @@ WRONG: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"seed": -1}, "Loader(seed=)", "an int of at least 0", "-1", "non-negative"),
     ({"seed": "1"}, "Loader(seed=)", "an int of at least 0", "'1'", "non-negative"),
     ({"timeout_s": 0}, "Loader(timeout_s=)", "a positive number of seconds", "0", "leave it out"),
+    ({"timeout_s": 3, "workers": 0}, "Loader(timeout_s=)", "only they can be killed", "pool='inline'", "use pool='process' and workers"),
+    ({"timeout_s": 3, "pool": "thread", "workers": 1}, "Loader(timeout_s=)", "worker processes", "pool='thread'", "leave it out"),
     ({"stall_timeout_s": -1}, "Loader(stall_timeout_s=)", "a positive number of seconds", "-1", "leave it out"),
     ({"max_restarts_per_minute": -1}, "Loader(max_restarts_per_minute=)", "0 or more", "-1", "use 0"),
     ({"on_error": "ignore"}, "Loader(on_error=)", "'raise', Retry(...), Quarantine(...)", "'ignore'", "choose one"),

@@ -65,7 +65,7 @@ class AsyncPreprocessIterableDataset(torch.utils.data.IterableDataset[dict[str, 
         pool: "process", or "thread" for functions that let others run (each thread has its own copy of the function).
         host: See `Loader`; None: "process", or "thread" where the dataset cannot move to another process.
         seed: Seeds `random`, `numpy.random` and torch for each record.
-        on_error: See `Loader`; also `worker_init`, `memory_limit` and `timeout_s`.
+        on_error: See `Loader`; also `worker_init`, `memory_limit` and `timeout_s` (of worker processes only).
         outer_batch_size: The `batch_size` of the DataLoader around it, 1 if that is None; needed for the order with several workers.
 
     Raises:
