@@ -278,9 +278,14 @@ class Loader:
     # The rest of the public surface
 
     def stats(self) -> dict[str, Any]:
-        """Return counts, work and waiting time per stage, in-flight numbers with their peak, and what became of the records."""
+        """Return counts, work and waiting time per stage, in-flight numbers with their peak, and what became of the records.
+
+        Once the engine has ended, after an error, a loop that was left or `close`, its numbers are the last ones known: as of the error,
+        the end of the pass or the moment at which the loop was left, with the process ids of then. An engine that died, or that did not
+        answer within 0.2 s when its loop was left, leaves those of the last call before. There are none before the first pass.
+        """
         if self._host is not None and not self._host.is_inherited:
-            self._engine_stats = self._host.stats()
+            self._engine_stats = self._host.stats() or self._engine_stats
         iterator = self._live()
         if iterator is not None:
             iterator.look_again()
@@ -455,10 +460,7 @@ class Loader:
         if not self._host_restarts.take(time.monotonic()):
             raise death
         _log.warning("%s Another one takes over from the last delivered batch.", death)
-        assert self._host is not None
-        self._finalizer.detach()
-        self._host.close()
-        self._host = None
+        self._end_host()
         host = self._running_host()
         if iterator.num_batches:  # else the pass begins again as it began, and a resumed one may still turn out to be at its end
             self._run = replace(self._run, state=iterator.state(), resumed=False)
@@ -489,7 +491,10 @@ class Loader:
         if self._host is not None:
             host, self._host = self._host, None
             self._finalizer.detach()
-            host.close()
+            try:
+                self._engine_stats = host.last_stats() or self._engine_stats
+            finally:
+                host.close()
 
     def _live(self) -> BatchIterator | None:
         return None if self._iterator is None else self._iterator()

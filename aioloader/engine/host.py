@@ -12,6 +12,7 @@ import os
 import pickle
 import socket
 import threading
+import time
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered
@@ -30,6 +31,7 @@ __all__ = ["Ahead", "Ended", "Host", "HostDied"]
 _SIDECAR, _WORKER = "aioloader.engine.sidecar", "aioloader.pools.worker"
 _EXIT_TIMEOUT_S = 1.0
 _JOIN_TIMEOUT_S = 2.0
+_LAST_STATS_S = 0.2  # what closing may wait for the numbers of a pass that is left; an engine that is well answers in a few ms
 _MAX_HELD_SEGMENTS = 64  # a trainer that keeps more batches gets copies, so that shared memory stays bounded
 
 
@@ -62,6 +64,7 @@ class Host:
         self._last: Frame | None = None
         """What ended the pass, if it came while the micro-batches before it were not taken yet."""
         self._num_untold = 0
+        self._is_running = False
         self._thread: threading.Thread | None = None
         self._sidecar_pid: int | None = None
         """Known once it was needed: the trainer does not wait for the fork."""
@@ -89,6 +92,7 @@ class Host:
 
     def run(self, run: Run) -> None:
         """Start a pass."""
+        self._is_running = True
         self._send(RUN, pickle.dumps(run))
 
     def try_receive(self) -> Delivered | None:
@@ -134,16 +138,28 @@ class Host:
         if self._num_untold >= self._inbox.told_every:
             self._tell()
 
-    def stats(self) -> dict[str, Any]:
-        """Return the engine's numbers as of now, or the last known ones if it ended."""
+    def stats(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return the engine's numbers as of now, or the last known ones if it ended or does not answer in time."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._tell()
         with contextlib.suppress(HostError, WireClosedError):
             self._send(STATS)
-            while (frame := self._wire.receive()) is not None:
+            while (frame := self._wire.receive(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))) is not None:
                 if frame.kind == STATS:
                     self._stats = pickle.loads(frame.meta)
                     break
                 self._keep(frame)
+        return self._stats
+
+    def last_stats(self) -> dict[str, Any]:
+        """Return the engine's numbers for the last time before `close`: those that came with the end of its pass or with its failure.
+
+        Of a pass that is left they are as of now, or the last known ones if the engine ended or does not answer within 0.2 s.
+        """
+        is_engine_thread = self._thread is threading.current_thread()  # the garbage collector runs anywhere
+        if self._is_running and not self.is_inherited and not is_engine_thread:
+            with contextlib.suppress(Exception):  # say, half a message because of a Ctrl-C: closing goes on
+                self.stats(_LAST_STATS_S)
         return self._stats
 
     def close(self) -> None:
@@ -174,6 +190,7 @@ class Host:
 
     def _end(self, frame: Frame) -> NoReturn:
         """Raise what ended the pass."""
+        self._is_running = False
         self._tell()
         if frame.body:
             self._stats = pickle.loads(frame.body)

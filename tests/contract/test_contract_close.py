@@ -260,6 +260,26 @@ def test_workers_in_an_endless_loop_do_not_hold_up_closing(options: Options) -> 
         del iterator
 
 
+def sidecars() -> set[int]:
+    return {pid for pid, name in resources().processes if name == "aioloader-engin"}  # the system keeps 15 characters
+
+
+def test_a_sidecar_that_stands_still_does_not_hold_up_closing() -> None:
+    """Its last numbers are those that were asked for before."""
+    before = sidecars()
+    with leaves_nothing():
+        loader = make(**PROCESSES)
+        for _ in loader:
+            known = loader.stats()
+            (sidecar,) = sidecars() - before
+            os.kill(sidecar, signal.SIGSTOP)
+            started = time.monotonic()
+            break
+        assert time.monotonic() - started < CLOSE_WITHIN_S
+        assert loader.stats()["stages"] == known["stages"]
+    del loader
+
+
 def test_20_passes_keep_their_workers() -> None:
     """K37."""
     with leaves_nothing(), make(range(40), **{**PROCESSES, "workers": 4}) as loader:

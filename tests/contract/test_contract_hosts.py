@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -271,6 +272,49 @@ def test_every_stage_counts_what_passes_it(options: Options) -> None:
         assert len(list(loader)) == 5
         counts = {name: stage["count"] for name, stage in loader.stats()["stages"].items()}
     assert counts.pop("order") > 0
+    assert counts == {"source": 20, "preprocess": 20, "batch": 20, "bridge": 5}
+
+
+def leave_by_break(loader: Loader) -> int:
+    for batch in loader:
+        if batch.step == 9:
+            break
+    return 10
+
+
+def leave_by_close(loader: Loader) -> int:
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    return 1
+
+
+def leave_by_an_error(loader: Loader) -> int:
+    delivered, error = drain(loader)
+    assert type(error) is PreprocessError
+    return len(delivered)
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_an_error])
+@pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
+def test_the_last_numbers_of_an_engine_outlive_it(options: Options, leave: Callable[[Loader], int]) -> None:
+    with Loader(range(30), preprocess=bad_at_15, batch=FixedBatch(1), collate=collate, **options) as loader:
+        num_delivered = leave(loader)
+        stats = loader.stats()
+        assert stats["workers"] == options["workers"]
+        assert stats["delivered_batches"] == num_delivered
+        assert num_delivered <= stats["stages"]["batch"]["count"] <= 15
+        assert stats["peak_in_flight"] > 0
+        assert options == INLINE or stats["worker_restarts"] == 0
+    assert loader.stats() == stats
+
+
+@pytest.mark.parametrize("options", EVERY_HOST.values(), ids=EVERY_HOST)
+def test_the_numbers_of_a_whole_pass_outlive_the_engine(options: Options) -> None:
+    with Loader(range(20), batch=FixedBatch(4), collate=collate, **options) as loader:
+        assert len(list(loader)) == 5
+    stats = loader.stats()
+    counts = {name: stats["stages"][name]["count"] for name in ("source", "preprocess", "batch", "bridge")}
     assert counts == {"source": 20, "preprocess": 20, "batch": 20, "bridge": 5}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import queue
 import socket
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from aioloader import FixedBatch, HostError, Loader, SourceError
-from aioloader.engine.channel import BATCH, END, ERROR, STATS, TAKEN, Delivered
+from aioloader.engine.channel import BATCH, END, ERROR, RUN, STATS, TAKEN, Delivered
 from aioloader.engine.host import Ahead, Ended, Host
 from aioloader.engine.layout import Layout
 from aioloader.runtime.moving import pack_error
@@ -162,3 +165,85 @@ def test_the_end_of_a_pass_tells_before_the_next_begins(engine: Counts, kind: in
     with pytest.raises((Ended, SourceError)):
         receive(engine.host)
     assert engine.heard() == [4, 4, 2]
+
+
+def answer(engine: Counts, numbers: dict[str, int]) -> None:
+    engine.wire.send(STATS, pickle.dumps(numbers))
+
+
+def asked(engine: Counts) -> int:
+    """Return how often the engine was asked for its numbers since the last time."""
+    number = 0
+    while (frame := engine.wire.try_receive()) is not None:
+        number += frame.kind == STATS
+    return number
+
+
+def begin(engine: Counts) -> None:
+    run: Any = None
+    engine.host.run(run)
+
+
+def test_a_pass_that_is_left_is_asked_for_its_numbers(engine: Counts) -> None:
+    begin(engine)
+    answer(engine, {"in_flight": 3})
+    assert engine.host.last_stats() == {"in_flight": 3}
+    assert asked(engine) == 1
+
+
+@pytest.mark.parametrize("kind", [END, ERROR])
+def test_a_pass_that_is_over_has_said_its_numbers(engine: Counts, kind: int) -> None:
+    begin(engine)
+    engine.wire.send(kind, json.dumps({}).encode() if kind == END else pack_error(SourceError("gone")), [pickle.dumps({"in_flight": 2})])
+    with pytest.raises((Ended, SourceError)):
+        engine.take(11)
+    assert engine.host.last_stats() == {"in_flight": 2}
+    assert asked(engine) == 0
+
+
+def test_an_engine_that_does_not_answer_is_not_waited_for_long(engine: Counts) -> None:
+    begin(engine)
+    answer(engine, {"in_flight": 1})
+    engine.host.stats()
+    started = time.monotonic()
+    assert engine.host.last_stats() == {"in_flight": 1}
+    assert 0.2 <= time.monotonic() - started < 1
+    assert asked(engine) == 2
+
+
+def test_an_engine_that_is_gone_is_not_waited_for(engine: Counts) -> None:
+    begin(engine)
+    answer(engine, {"in_flight": 1})
+    engine.host.stats()
+    engine.wire.close()
+    started = time.monotonic()
+    assert engine.host.last_stats() == {"in_flight": 1}
+    assert time.monotonic() - started < 0.1
+
+
+def test_half_a_message_does_not_keep_a_pass_from_being_left(engine: Counts) -> None:
+    begin(engine)
+    engine.wire.send(STATS, b"no pickle")
+    assert engine.host.last_stats() == {}
+
+
+def test_the_thread_of_the_engine_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the garbage collector runs in it, and finds an iterator."""
+    hosts: queue.SimpleQueue[Host] = queue.SimpleQueue()
+    found: list[Any] = []
+
+    def collects(_plan: Any, end: socket.socket, _client: Any) -> None:
+        with contextlib.closing(Wire(end)) as wire:
+            found.extend((hosts.get().last_stats(), wire.receive(), wire.try_receive()))
+
+    monkeypatch.setattr("aioloader.engine.host.run_engine", collects)
+    plan: Any = SimpleNamespace(pool="thread")
+    host = Host(plan, "thread")
+    run: Any = None
+    host.run(run)
+    hosts.put(host)
+    with pytest.raises(HostError, match="it ended"):
+        receive(host)
+    host.close()
+    stats, frame, then = found
+    assert (stats, frame.kind, then) == ({}, RUN, None)
