@@ -15,9 +15,10 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import anyio
@@ -50,7 +51,7 @@ class Frame(NamedTuple):
 
 
 class Wire:
-    """One end of a socket pair. Several tasks may send, one at a time receives."""
+    """One end of a socket pair. Several tasks of one thread may send, one at a time receives; `ending` is for any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -62,6 +63,8 @@ class Wire:
         self._descriptors: deque[int] = deque()
         self._large: _LargeFrame | None = None
         self._send_lock: anyio.Lock | None = None
+        self._sending = threading.RLock()  # also the garbage collector may close or send
+        self._half_sent: _Outgoing | None = None
         self._num_waiting = 0
         self._reader: ReadableSocket | None = None
         self._incoming: select.poll | None = None
@@ -201,11 +204,20 @@ class Wire:
         """
         if not body and not descriptors and self._send_short(kind, meta):
             return
-        outgoing = _Outgoing(kind, meta, body, descriptors)
-        while not self._try_send(outgoing):
-            outgoing_room = select.poll()
-            outgoing_room.register(self._sock, select.POLLOUT)
-            outgoing_room.poll()
+        self._send_whole(_Outgoing(kind, meta, body, descriptors))
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let this thread `send` the last frames: one that another thread has begun is finished first, and none follows them.
+
+        Others learn of it with `WireClosedError`, the other end when it has received everything. Raises as `send`.
+        """
+        with self._sending:
+            if self._half_sent is not None:
+                self._send_whole(self._half_sent)
+            yield
+            with contextlib.suppress(OSError):  # the other end is gone
+                self._sock.shutdown(socket.SHUT_WR)
 
     async def send_async(self, kind: int, meta: Buffer = b"", body: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> None:
         """Send one frame, waiting for room in the event loop. A frame once begun is finished even when cancelled."""
@@ -243,20 +255,30 @@ class Wire:
             return False
         frame = _HEADER.pack(kind, 0, len(meta), 0) + meta
         try:
-            return self._sock.send(frame) == len(frame)  # a stream between processes takes a short message whole or not at all
+            with self._sending:
+                return self._sock.send(frame) == len(frame)  # a stream between processes takes a short message whole or not at all
         except OSError:  # tried again in the usual way, where each kind is understood
             return False
 
+    def _send_whole(self, outgoing: _Outgoing) -> None:
+        while not self._try_send(outgoing):
+            outgoing_room = select.poll()
+            outgoing_room.register(self._sock, select.POLLOUT)
+            outgoing_room.poll()
+
     def _try_send(self, outgoing: _Outgoing) -> bool:
-        try:
-            while outgoing.parts:
-                sent = self._sock.sendmsg(outgoing.parts[:_MAX_PARTS], outgoing.ancillary)
-                outgoing.advance(sent)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError as error:
-            raise WireClosedError(str(error)) from error
-        return True
+        with self._sending:
+            try:
+                while outgoing.parts:
+                    sent = self._sock.sendmsg(outgoing.parts[:_MAX_PARTS], outgoing.ancillary)
+                    outgoing.advance(sent)
+            except (BlockingIOError, InterruptedError):
+                self._half_sent = outgoing if outgoing.begun else None
+                return False
+            except OSError as error:
+                raise WireClosedError(str(error)) from error
+            self._half_sent = None
+            return True
 
 
 class _LargeFrame:

@@ -463,3 +463,56 @@ async def test_closing_while_the_waiting_tasks_are_being_cancelled() -> None:
         with wires() as (one, other):  # most likely under the same number
             await other.send_async(1, b"fresh")
             check(await one.receive_async(), Message(1, b"fresh", [], 0))
+
+
+# The last frames, from another thread
+
+
+@pytest.mark.parametrize("sizes", [[10], [400 * KIB], [10, 400 * KIB]])
+def test_the_last_frames_are_whole_and_nothing_follows_them(sizes: list[int]) -> None:
+    with wires(tiny=True) as (one, other), ThreadPoolExecutor(1) as executor:
+
+        def end() -> None:
+            with one.ending():
+                for size in sizes:
+                    one.send(2, b"last", [filled(size)])
+
+        ending = executor.submit(end)
+        for size in sizes:
+            check(other.receive(10), Message(2, b"last", [filled(size)], 0))
+        ending.result(10)
+        with pytest.raises(WireClosedError, match="the other end closed"):
+            other.receive(10)
+        for body in ([], [filled(KIB)]):
+            with pytest.raises(WireClosedError, match="Broken pipe"):
+                one.send(3, b"later", body)
+        other.send(4, b"back")
+        check(one.receive(10), Message(4, b"back", [], 0))
+
+
+async def test_a_frame_that_a_blocked_loop_has_begun_is_finished_before_the_last_ones() -> None:
+    with wires(tiny=True) as (one, other), ThreadPoolExecutor(1) as executor:
+
+        def end() -> None:
+            with one.ending():
+                one.send(2, b"last")
+
+        begun = Message(1, b"begun", [filled(400 * KIB)], 0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.send_async, 1, b"begun", begun.body)
+            await wait_all_tasks_blocked()
+            ending = executor.submit(end)
+            check(other.receive(10), begun)
+            check(other.receive(10), Message(2, b"last", [], 0))
+            ending.result(10)
+        with pytest.raises(WireClosedError, match="Broken pipe"):
+            await one.send_async(3, b"later")
+
+
+def test_the_last_frames_to_a_peer_that_is_gone() -> None:
+    with wires() as (one, other):
+        other.close()
+        with pytest.raises(WireClosedError, match="Broken pipe"), one.ending():
+            one.send(2, b"last")
+        with one.ending():
+            pass
