@@ -5,6 +5,7 @@ Large arrays may lie there already, written by the workers; see `reservations.py
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from aioloader.engine.channel import BATCH
+from aioloader.engine.channel import BATCH, ERROR
 from aioloader.engine.layout import Layout
 from aioloader.engine.output import Ready, TensorArray
 from aioloader.engine.placement import Reserved
 from aioloader.engine.reservations import Reservations, rooms_of
-from aioloader.errors import BatchError
+from aioloader.errors import AioLoaderError, BatchError
 from aioloader.runtime.budget import Budget
-from aioloader.runtime.moving import dumps
+from aioloader.runtime.moving import dumps, pack_error
 from aioloader.runtime.segments import Arena, Segment
 from aioloader.runtime.signal import Signal
-from aioloader.runtime.wire import Wire
+from aioloader.runtime.wire import Wire, WireClosedError
 
 __all__ = ["INLINE_BYTES", "Outbox"]
 
@@ -146,15 +147,30 @@ class Outbox:
         message, self._message = self._message, None
         if message is None:
             return
-        segment = message.segment
+        await self._wire.send_async(BATCH, *self._packed(message, self._retired()))
+        if message.segment is not None:
+            message.segment.announce()
+
+    def abort(self, error: AioLoaderError) -> None:
+        """Send what was put, then what ends the pass, and nothing after it. For another thread, while that of the engine stands still.
+
+        Should that one go on in the meantime, what it puts is lost, and sending fails with `WireClosedError` from then on.
+        """
+        with contextlib.suppress(WireClosedError), self._wire.ending():
+            message, self._message = self._message, None
+            if message is not None:
+                self._wire.send(BATCH, *self._packed(message, []))
+            self._wire.send(ERROR, pack_error(error))
+
+    def _packed(self, message: _Message, retired: list[int]) -> tuple[bytes, list[memoryview], list[int]]:
+        """Return a message as meta, body and descriptors of a frame."""
+        segment, entries = message.segment, message.entries[:]  # before the bytes that they take are counted
         where = None if segment is None else (segment.number, segment.nbytes, message.num_used)
         told_every = max(1, min(len(self._waiting), self._prefetch_batches or _MAX_PREFETCH) // _TOLD_SHARE)
-        meta = pickle.dumps((message.entries, where, self._retired(), told_every))
+        meta = pickle.dumps((entries, where, retired, told_every))
         if segment is None:
-            await self._wire.send_async(BATCH, meta, [message.memory[: message.num_used]])
-            return
-        await self._wire.send_async(BATCH, meta, descriptors=[] if segment.announced else [segment.descriptor])
-        segment.announce()
+            return meta, [message.memory[: message.num_used]], []
+        return meta, [], [] if segment.announced else [segment.descriptor]
 
     def is_worth_it(self, num_rows: int) -> bool:
         """Return whether the last micro-batch had so many samples, large enough to be written where they will lie."""
@@ -237,9 +253,9 @@ class _Message:
         self.entries: list[tuple[Any, ...]] = []
 
     def add(self, entry: tuple[Any, ...], nbytes: int) -> None:
-        self.entries.append(entry)
         self.num_used += nbytes
         self.room -= nbytes
+        self.entries.append(entry)  # last, as `abort` may look at any time
 
 
 def _others_of(ready: Ready, layout: Layout) -> bytes:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from aioloader.engine.output import Ready
 from aioloader.engine.placement import Reserving
+from aioloader.errors import AioLoaderError
 from aioloader.pools.chunk import Block, Chunk
 
 __all__ = ["Pool", "Sink"]
@@ -64,3 +65,6 @@ class Sink(Reserving, Protocol):
 
     async def flush(self) -> None:
         """Let those that wait for company go."""
+
+    def abort(self, error: AioLoaderError) -> None:
+        """End the pass with an error after those handed over, from another thread than the engine's, which stands still."""

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from aioloader.engine.channel import BATCH, Delivered
+from aioloader.engine.channel import BATCH, ERROR, Delivered
 from aioloader.engine.inbox import Inbox
 from aioloader.engine.layout import Field, Layout
 from aioloader.engine.outbox import Outbox
 from aioloader.engine.output import Ready, TensorArray, to_arrays
-from aioloader.errors import BatchError
+from aioloader.errors import BatchError, StallError
 from aioloader.runtime.budget import Budget
-from aioloader.runtime.wire import Frame, Wire
+from aioloader.runtime.moving import unpack_error
+from aioloader.runtime.wire import Frame, Wire, WireClosedError
 from aioloader.testing.leaks import resources
 
 INLINE_BYTES = 1 << 13
@@ -427,3 +428,37 @@ async def test_waiting_for_room_sends_what_is_ready() -> None:
             await wait_all_tasks_blocked()
             assert [ends.take().head[0] for _ in range(3)] == [0, 1, 2]
             ends.give_back()
+
+
+@pytest.mark.parametrize("nbytes", [9, 50_000], ids=["in the message", "in a segment"])
+@pytest.mark.parametrize("num_sent", [0, 2])
+async def test_what_waits_for_company_comes_before_the_error_that_ends_it_all(nbytes: int, num_sent: int) -> None:
+    with channel(prefetch_batches=9) as ends:
+        for step in range(5):
+            await ends.outbox.put(ready({"x": np.full(nbytes, step, np.uint8)}, step=step))
+            if step < num_sent:
+                await ends.outbox.flush()
+        thread = threading.Thread(target=ends.outbox.abort, args=(StallError("collate", "it hangs"),))
+        thread.start()
+        for step in range(5):
+            batch = ends.take()
+            assert (batch.head[0], fields(batch)["x"].array.tolist()) == (step, [step] * nbytes)
+            del batch
+        frame = ends.trainer.receive(5)
+        assert frame is not None
+        assert frame.kind == ERROR
+        error = unpack_error(frame.meta)
+        assert isinstance(error, StallError)
+        assert (error.stage, str(error)) == ("collate", "it hangs")
+        thread.join()
+        with pytest.raises(WireClosedError, match="the other end closed"):
+            ends.trainer.receive(5)
+        await ends.outbox.put(ready({"x": np.zeros(9)}, step=5))
+        with pytest.raises(WireClosedError, match="Broken pipe"):
+            await ends.outbox.flush()
+
+
+async def test_an_error_for_a_trainer_that_is_gone_is_nobodys() -> None:
+    with channel() as ends:
+        ends.trainer.close()
+        ends.outbox.abort(StallError("collate", "it hangs"))

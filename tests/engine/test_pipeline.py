@@ -107,6 +107,9 @@ class Trainer:
     async def flush(self) -> None:
         self.num_kept = 0
 
+    def abort(self, error: AioLoaderError) -> None:
+        raise AssertionError(error)
+
 
 class Workers:
     """A pool that gives records back out of order."""
