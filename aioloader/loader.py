@@ -95,7 +95,8 @@ class Loader:
             is raised), `Retry(n)`, `Quarantine(...)`, or a dict of them by exception class. Quarantined ids are in the state.
         worker_init: Called once per worker; what it returns is passed to `preprocess` as second argument.
         stall_timeout_s: When the trainer waits and no stage gets on for so long, a log line says which one, and where each worker stands;
-            None: never.
+            also when a collator, or other code of yours, blocks the engine. None: never; nor with `workers=0`, where all runs in the
+            trainer's own thread.
         raise_on_stall: Also end the pass with `StallError`.
         pin_memory: Batches arrive in page-locked memory, from which copies to a CUDA device overlap with work; needs a CUDA device.
         worker_cpus: CPUs for the worker processes to stay on, one each, in turn; None: wherever the system puts them.

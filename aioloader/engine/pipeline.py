@@ -30,7 +30,8 @@ from aioloader.engine.producer import Queue, Stamper
 from aioloader.engine.progress import Progress
 from aioloader.engine.quarantine_log import log_quarantined
 from aioloader.engine.roles import Pool, Sink
-from aioloader.engine.watchdog import Facts, Watchdog, describe_stall, source_stack
+from aioloader.engine.watchdog import Facts, describe_stall
+from aioloader.engine.watcher import Stall, Watcher
 from aioloader.engine.work import Work
 from aioloader.errors import AioLoaderError, StallError
 from aioloader.pools.chunk import Block, Chunk
@@ -171,7 +172,9 @@ class Pipeline:
         stamper = Stamper.of(plan, self._run.state, epoch, position)
         self._epoch = epoch
         self._work.begin_epoch()
+        self._is_reading = True
         reading = await Reading.open(plan.source, epoch, cursor, plan.lanes.share)
+        self._is_reading = False
         try:
             while True:
                 taken = await self.budget.acquire(_MAX_READ)
@@ -415,18 +418,25 @@ class Pipeline:
 
     async def _watch(self, timeout_s: float, tasks: TaskGroup) -> None:
         """Report a stage that does not get on, and end the pass if that is asked for."""
-        watchdog = Watchdog(timeout_s, time.monotonic())
-        while True:
-            await anyio.sleep(min(5.0, timeout_s / 4))
-            facts = self._facts()
-            stalled_s = watchdog.look(facts, time.monotonic())
-            if stalled_s is None:
-                continue
-            report = describe_stall(facts, stalled_s, {**source_stack(), **await self._pool.stacks()})
-            _log.warning("%s", report)
-            if self._plan.raise_on_stall:
-                self._error = StallError(facts.stage, report)
-                tasks.cancel_scope.cancel()
+        with Watcher(timeout_s, self._facts, self._report_blocked) as watcher:
+            while True:
+                facts, stalled_s, stacks = await watcher.stall()
+                report = describe_stall(facts, stalled_s, {**stacks, **await self._pool.stacks()})
+                _log.warning("%s", report)
+                if self._plan.raise_on_stall:
+                    self._error = StallError(facts.stage, report)
+                    tasks.cancel_scope.cancel()
+
+    def _report_blocked(self, stall: Stall) -> bool:
+        """Report what blocks the event loop, in another thread; return whether the pass goes on.
+
+        The pass is ended first: what blocks the loop may block the log.
+        """
+        report = describe_stall(*stall)
+        if self._plan.raise_on_stall:
+            self._sink.abort(StallError(stall.facts.stage, report))
+        _log.warning("%s", report)
+        return not self._plan.raise_on_stall
 
     def _facts(self) -> Facts:
         return Facts(

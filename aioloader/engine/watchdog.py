@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Facts", "Watchdog", "describe_stall", "source_stack"]
+__all__ = ["Facts", "Watchdog", "describe_stall"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +15,11 @@ class Facts:
     Attributes:
         progress: Anything that changes when a stage gets on.
         is_consumer_bound: The trainer has batches waiting: whatever stands still, it is not the engine's fault.
-        is_reading: The source was asked for records and has not answered.
+        is_reading: The source was opened, or asked for records, and has not answered.
         num_running: Chunks in the pool.
         is_collating: A collator is running.
+        blocked_in: The stage whose code keeps the engine's event loop from running, None while that runs. Nobody hears of what the
+            trainer has taken meanwhile.
     """
 
     progress: tuple[int, ...]
@@ -28,10 +27,13 @@ class Facts:
     is_reading: bool
     num_running: int
     is_collating: bool
+    blocked_in: str | None = None
 
     @property
     def stage(self) -> str:
         """Return the stage that the others wait for."""
+        if self.blocked_in is not None:
+            return self.blocked_in
         if self.is_collating:
             return "collate"
         if self.num_running:
@@ -49,7 +51,7 @@ class Watchdog:
 
     def look(self, facts: Facts, now_s: float) -> float | None:
         """Return for how many seconds nothing has moved, if that is too long; once per stall and timeout."""
-        if facts.progress != self._progress or facts.is_consumer_bound:
+        if facts.progress != self._progress or (facts.is_consumer_bound and facts.blocked_in is None):
             self._progress, self._since_s = facts.progress, now_s
             return None
         stalled_s = now_s - self._since_s
@@ -61,19 +63,10 @@ class Watchdog:
 
 def describe_stall(facts: Facts, stalled_s: float, stacks: Mapping[str, str]) -> str:
     """Return the report: which stage, since when, and what each worker is doing."""
+    effect = "the trainer waits" if facts.blocked_in is None else "blocks the engine's event loop"
     lines = [
-        f"no progress for {stalled_s:.1f} s: stage {facts.stage} does not get on and the trainer waits ({facts.num_running} chunks run)"
+        f"no progress for {stalled_s:.1f} s: stage {facts.stage} does not get on and {effect} ({facts.num_running} chunks run)",
     ]
     for name, stack in stacks.items():
         lines += [f"  {name}:", *(f"    {line}" for line in stack.rstrip().splitlines())]
     return "\n".join(lines)
-
-
-def source_stack() -> dict[str, str]:
-    """Return where the threads that read sources stand, in this process."""
-    frames = sys._current_frames()
-    return {
-        thread.name: "".join(traceback.format_stack(frames[thread.ident]))
-        for thread in threading.enumerate()
-        if thread.name.startswith("aioloader-source") and thread.ident in frames
-    }
