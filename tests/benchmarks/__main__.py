@@ -1,7 +1,7 @@
 """The benchmark suite: `python -m tests.benchmarks`, from the root of the repository.
 
-Prints a table for each workload and writes everything to a JSON file. Ends with 1 if contestants did not do the same work or
-if aioloader failed; missing a goal is a number, not a failure.
+Prints a table for each workload and writes everything to a JSON file, of which `--markdown` makes the tables of README.md. Ends with 1
+if contestants did not do the same work or if aioloader failed; missing a goal is a number, not a failure.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import datetime
 import importlib.util
 import json
 import math
+import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.benchmarks import report
 from tests.benchmarks.contestants import CONTESTANTS, OURS
 from tests.benchmarks.launching import ROOT, adopt_orphans
 from tests.benchmarks.machine import describe_machine, describe_versions
+from tests.benchmarks.markdown import as_markdown
 from tests.benchmarks.rounds import Result, run_workload
 from tests.benchmarks.synthetic_work import iterations_for
 from tests.benchmarks.task import Settings
@@ -34,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the workloads and return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
+    if options.markdown is not None:
+        print(as_markdown(json.loads(options.markdown.read_text())))
+        return 0
+    started_s = time.monotonic()
     rounds = options.rounds or (0 if options.quick else 5)
     settings = Settings(
         workers=options.workers, cache=str(Path(options.cache).resolve()), iterations_per_ms=iterations_for(1e-3), is_quick=options.quick
@@ -47,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         "rounds": rounds,
         "is_quick": options.quick,
     }
+    sizes = {"workers": options.workers, "cores": len(os.sched_getaffinity(0))}
     print(report.head(facts), flush=True)
     adopt_orphans()
     results: list[Result] = []
@@ -54,8 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         result = _run(WORKLOADS[name], options, settings, rounds)
         if result is not None:
             results.append(result)
-            print(f"\n{report.as_text(result, workers=options.workers)}", flush=True)
-            _write(Path(options.json), json.dumps(report.as_json(results, facts, workers=options.workers), indent=2))
+            print(f"\n{report.as_text(result, **sizes)}", flush=True)
+            facts["duration_s"] = round(time.monotonic() - started_s)
+            _write(Path(options.json), json.dumps(report.as_json(results, facts, **sizes), indent=2))
+    print(f"\n{report.tail()}", flush=True)
     return 1 if any(_is_broken(result) for result in results) else 0
 
 
@@ -98,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one process (default 600)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: small sizes")
     parser.add_argument("--json", default=str(ROOT / "build" / "bench.json"), help="where the JSON goes (default build/bench.json)")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="JSON", help="print what a run has written as tables for README.md, and run nothing"
+    )
     parser.add_argument("--cache", default=str(ROOT / "build" / "bench"), help="folder of prepared data (default build/bench)")
     return parser
 

@@ -14,7 +14,7 @@ from typing import Any
 from tests.benchmarks import feeds_aioloader, feeds_grain, feeds_huggingface, feeds_plain, feeds_spdl, feeds_torch
 from tests.benchmarks.work import Work
 
-__all__ = ["CONTESTANTS", "DATALOADERS", "OURS", "REFERENCES", "Contestant", "Feed"]
+__all__ = ["COLD", "CONTESTANTS", "DATALOADERS", "OURS", "REFERENCES", "Contestant", "Feed"]
 
 Feed = AbstractContextManager[Iterable[Any]]
 
@@ -59,11 +59,16 @@ _ALL = (
     Contestant(name="serial", open=feeds_plain.serial),
     Contestant(name="nothing", open=feeds_plain.nothing),
     Contestant(name="floor", open=feeds_plain.floor),
+    Contestant(name="cold", open=feeds_aioloader.sidecar),
+    Contestant(name="cold-thread", open=feeds_aioloader.thread),
 )
 
 CONTESTANTS = {contestant.name: contestant for contestant in _ALL}
 
 OURS = ("aioloader", "aioloader-thread")
 DATALOADERS = ("dataloader-map", "dataloader-iterable", "dataloader-spawn", "dataloader-forkserver")
-REFERENCES = ("serial", "nothing", "floor")
-"""Not peers: what one process does alone, a trainer without any loader, and what any hand-over between processes takes."""
+COLD = ("cold", "cold-thread")
+"""Ours, from the beginning where the others resume."""
+
+REFERENCES = ("serial", "nothing", "floor", *COLD)
+"""Not peers: what one process does alone, a trainer without any loader, what any hand-over between processes takes, and cold starts."""

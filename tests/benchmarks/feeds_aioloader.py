@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aioloader import FixedBatch, Loader, StackCollator
+from tests.benchmarks.sharded_work import SHUFFLE, ShardedNumbers, Shards
 from tests.benchmarks.work import Records, Stacked, Work
 
 __all__ = ["sidecar", "thread"]
@@ -26,11 +27,13 @@ def thread(work: Work, workers: int) -> Iterator[Loader]:
 
 
 def _loader(work: Work, workers: int, host: str) -> Loader:
+    is_sharded = isinstance(work, ShardedNumbers)
     return Loader(
-        Records(work),
+        Shards() if is_sharded else Records(work),
         preprocess=work.sample,
         batch=FixedBatch(work.batch_size),
         collate=StackCollator() if isinstance(work, Stacked) else work.collate,
+        shuffle=SHUFFLE if is_sharded else None,
         workers=workers,
         buffer_size=work.window,
         host=host,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ def nothing(work: Work, workers: int) -> Iterator[Iterator[Any]]:
 
 
 @contextmanager
-def floor(work: Work, workers: int) -> Iterator[Iterator[Any]]:
+def floor(work: Work, workers: int) -> Iterator[Iterable[Any]]:
     """Read and load a message that is there, and make tensors over memory that is there: what batches of other processes take at least."""
     arrays = [MakeBatch(work, as_tensors=False)(indices) for indices in in_batches(work)]
     message = pickle.dumps(list(range(work.batch_size)))
@@ -38,9 +38,21 @@ def floor(work: Work, workers: int) -> Iterator[Iterator[Any]]:
     try:
         os.write(descriptor, message * len(arrays))
         os.lseek(descriptor, 0, os.SEEK_SET)
-        yield (to_tensors(batch) for batch in arrays if pickle.loads(os.read(descriptor, len(message))))
+        yield _Messages(to_tensors(batch) for batch in arrays if pickle.loads(os.read(descriptor, len(message))))
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    batches: Iterator[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for batch in self.batches:
+            yield batch
 
 
 @contextmanager

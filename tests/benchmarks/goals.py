@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.benchmarks.contestants import CONTESTANTS, DATALOADERS, OURS, REFERENCES
 
-__all__ = ["BEST_ORDERED_PEER", "BEST_PEER", "DATALOADER", "SCALED_SERIAL", "Goal", "Medians", "Verdict", "judge", "reference"]
+__all__ = ["BEST_ORDERED_PEER", "BEST_PEER", "DATALOADER", "SCALED_SERIAL", "Goal", "Medians", "Verdict", "best_of", "judge", "reference"]
 
 Medians = Mapping[str, Mapping[str, float]]
 """Contestant -> number -> median over the rounds."""
@@ -75,10 +75,16 @@ def reference(name: str, number: str, medians: Medians, *, workers: int, is_rate
     if name == SCALED_SERIAL:
         alone = medians.get("serial", {}).get(number)
         return None if alone is None else workers * alone
-    found = [numbers[number] for contestant, numbers in medians.items() if number in numbers and _belongs(contestant, name)]
+    best = best_of(name, number, medians, is_rate=is_rate)
+    return None if best is None else medians[best][number]
+
+
+def best_of(name: str, number: str, medians: Medians, *, is_rate: bool) -> str | None:
+    """Return the contestant that is the reference; None where none of them was measured."""
+    found = {contestant: numbers[number] for contestant, numbers in medians.items() if number in numbers and _belongs(contestant, name)}
     if not found:
         return None
-    return max(found) if is_rate else min(found)
+    return max(found, key=found.__getitem__) if is_rate else min(found, key=found.__getitem__)
 
 
 def _belongs(contestant: str, group: str) -> bool:

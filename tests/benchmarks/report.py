@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.benchmarks.contestants import OURS, REFERENCES
+from tests.benchmarks.figures import figure
 from tests.benchmarks.goals import BEST_PEER, DATALOADER, Medians, Verdict, judge, reference
 from tests.benchmarks.rounds import Result
+from tests.benchmarks.workloads import NOT_MEASURED
 
-__all__ = ["as_json", "as_text", "head", "medians", "verdicts"]
+__all__ = ["as_json", "as_text", "head", "medians", "tail", "verdicts"]
 
 _NO_COLUMN = {"cpu_total_s"}
+_FLOOR = "floor"
 
 
 def head(facts: dict[str, Any]) -> str:
@@ -30,6 +33,11 @@ def head(facts: dict[str, Any]) -> str:
     )
 
 
+def tail() -> str:
+    """Return what no run measures, and why."""
+    return "\n".join(f"not measured: {what}: {why}" for what, why in NOT_MEASURED.items())
+
+
 def medians(result: Result) -> Medians:
     """Return contestant -> number -> median."""
     return {row.contestant: {name: summary.median for name, summary in row.numbers.items()} for row in result.rows}
@@ -41,7 +49,7 @@ def verdicts(result: Result, *, workers: int) -> list[Verdict]:
     return [judge(goal, found, workers=workers) for goal in result.workload.goals]
 
 
-def as_text(result: Result, *, workers: int) -> str:
+def as_text(result: Result, *, workers: int, cores: int) -> str:
     """Return the table of one workload, best first, with the goals below it."""
     workload = result.workload
     lines = [f"{workload.name}: {workload.title}; {result.num_records} records"]
@@ -49,18 +57,24 @@ def as_text(result: Result, *, workers: int) -> str:
     lines += [f"  left out: {name}: {reason}" for name, reason in result.left_out.items()]
     lines += [f"  NOT THE SAME WORK: {text}" for text in result.disagreements]
     lines += _ratios(result, workers)
+    lines += _above_floor(result)
     for verdict in verdicts(result, workers=workers):
         word = {True: "reached", False: "MISSED", None: "not judged"}[verdict.is_reached]
         value = "" if verdict.value is None else f": {verdict.value:.3g}"
         lines.append(f"  {word}: {verdict.goal.text}{value}")
-        if verdict.is_reached is False and workload.why_missed:
-            lines.append(f"    why: {workload.why_missed}")
+        if why := _why(result, verdict, workers, cores):
+            lines.append(f"    why: {why}")
     return "\n".join(lines)
 
 
-def as_json(results: Iterable[Result], facts: dict[str, Any], *, workers: int) -> dict[str, Any]:
-    """Return everything that was measured."""
-    return {**facts, "workloads": [_result_json(result, workers) for result in results]}
+def as_json(results: Iterable[Result], facts: dict[str, Any], *, workers: int, cores: int) -> dict[str, Any]:
+    """Return everything that was measured, and what was not."""
+    return {**facts, "workloads": [_result_json(result, workers, cores) for result in results], "not_measured": NOT_MEASURED}
+
+
+def _why(result: Result, verdict: Verdict, workers: int, cores: int) -> str:
+    reason = result.workload.why_missed
+    return reason(verdict.goal, medians(result), workers=workers, cores=cores) if reason and verdict.is_reached is False else ""
 
 
 def _table(result: Result) -> list[str]:
@@ -75,7 +89,7 @@ def _table(result: Result) -> list[str]:
     for row in rows:
         main = row.numbers[headline]
         others = [row.numbers[name].median if name in row.numbers else None for name in names if name != headline]
-        cells.append([row.contestant, *map(_number, (main.median, main.lowest, main.highest)), *map(_number, others)])
+        cells.append([row.contestant, *map(figure, (main.median, main.lowest, main.highest)), *map(figure, others)])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  "
@@ -101,13 +115,20 @@ def _ratios(result: Result, workers: int) -> list[str]:
     return lines
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _above_floor(result: Result) -> list[str]:
+    """Return by how much each number of ours is above what any loader takes."""
+    found = medians(result)
+    floor = found.get(_FLOOR, {})
+    lines = []
+    for ours in OURS:
+        shared = [(name, value, floor[name]) for name, value in found.get(ours, {}).items() if name in floor and name not in _NO_COLUMN]
+        if shared:
+            text = "; ".join(f"{name} {figure(value)} - {figure(least)} = {figure(value - least)}" for name, value, least in shared)
+            lines.append(f"  {ours} - {_FLOOR}: {text}")
+    return lines
 
 
-def _result_json(result: Result, workers: int) -> dict[str, Any]:
+def _result_json(result: Result, workers: int, cores: int) -> dict[str, Any]:
     return {
         "name": result.workload.name,
         "title": result.workload.title,
@@ -128,7 +149,12 @@ def _result_json(result: Result, workers: int) -> dict[str, Any]:
         "left_out": result.left_out,
         "disagreements": result.disagreements,
         "goals": [
-            {"text": verdict.goal.text, "value": verdict.value, "is_reached": verdict.is_reached}
+            {
+                "text": verdict.goal.text,
+                "value": verdict.value,
+                "is_reached": verdict.is_reached,
+                "why_missed": _why(result, verdict, workers, cores),
+            }
             for verdict in verdicts(result, workers=workers)
         ],
     }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +17,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioloader.order.indexed import IndexedOrder
 from tests.benchmarks.contestants import CONTESTANTS, OURS
 from tests.benchmarks.digest import Digest
 from tests.benchmarks.goals import Goal, judge, reference
+from tests.benchmarks.markdown import as_markdown
 from tests.benchmarks.real_work import Texts, prepare_texts
-from tests.benchmarks.report import as_json, as_text
+from tests.benchmarks.reasons import no_work, shared_cores
+from tests.benchmarks.report import as_json, as_text, tail
 from tests.benchmarks.rounds import Result, differences, summarize
+from tests.benchmarks.sharded_work import SHUFFLE, Shards
 from tests.benchmarks.synthetic_work import Arrays, HeavyTail, PythonLoop, Tokens
 from tests.benchmarks.task import Measurement, Settings, Task
-from tests.benchmarks.tree import tree_cpu_s, tree_pids, tree_pss_bytes
+from tests.benchmarks.tree import cpu_by_process_s, tree_cpu_s, tree_pids, tree_pss_bytes
 from tests.benchmarks.work import MakeBatch, Records, Work, in_batches
 from tests.benchmarks.workloads import WORKLOADS
 
@@ -32,6 +40,17 @@ MEDIANS = {
     "dataloader-iterable": {"rate_per_s": 30.0, "p50_us": 50.0},
     "spdl-region": {"rate_per_s": 60.0},
     "serial": {"rate_per_s": 50.0},
+}
+
+FACTS: dict[str, Any] = {
+    "command": "make",
+    "date": "2026-01-02T03:04:05+00:00",
+    "duration_s": 5400,
+    "machine": {"processor": "a chip", "cores": 2},
+    "versions": {"python": "3.11.7"},
+    "workers": 2,
+    "rounds": 5,
+    "is_quick": False,
 }
 
 
@@ -100,14 +119,14 @@ def test_the_table_and_the_json_show_rows_goals_and_disagreements() -> None:
         left_out={"grain": "grain is not installed"},
         disagreements=["other content"],
     )
-    text = as_text(result, workers=2)
+    text = as_text(result, workers=2, cores=2)
     lines = text.splitlines()
     assert lines[2].split()[0] == "aioloader-thread"  # the fastest comes first
     assert "left out: grain: grain is not installed" in text
     assert "NOT THE SAME WORK: other content" in text
     assert "MISSED: aioloader rate_per_s / dataloader at least 8: 3" in text
     assert "aioloader / best peer: 1.5 (more is better)" in text
-    (written,) = as_json([result], {"date": "today"}, workers=2)["workloads"]
+    (written,) = as_json([result], FACTS, workers=2, cores=2)["workloads"]
     assert [row["contestant"] for row in written["rows"]] == list(MEDIANS)
     assert [goal["is_reached"] for goal in written["goals"]] == [False, False]
 
@@ -184,3 +203,96 @@ def test_every_workload_names_contestants_and_goals() -> None:
         assert set(workload.contestants) <= CONTESTANTS.keys()
         assert set(OURS) <= set(workload.contestants)
         assert workload.goals
+
+
+@pytest.mark.parametrize(
+    ("engine_us", "bound"),
+    [(20.0, "50,000 records/s on any number of cores, so that more cores alone would not do"), (2.0, "500,000 records/s on any number")],
+)
+def test_the_reason_of_the_overhead_row_is_computed_from_the_run(engine_us: float, bound: str) -> None:
+    ours = {"cpu_us_per_record": 24.0, "engine_us_per_record": engine_us, "trainer_us_per_record": 1.0, "workers_us_per_record": 3.0}
+    found = {"aioloader": ours, "dataloader-map": {"rate_per_s": 25_000.0}, "serial": {"cpu_us_per_record": 1.6}}
+    (goal, _) = WORKLOADS["overhead"].goals
+    text = no_work(goal, found, workers=2, cores=2)
+    assert "200,000 records/s, 8 times those of dataloader-map, leave 10 us of CPU for each of them on 2 cores" in text
+    assert f"aioloader takes 24 (3 the workers, {engine_us:.3g} the engine, 1 the trainer); `serial`" in text
+    assert "samples, 1.6." in text
+    assert "passes nothing" not in text
+    assert f"The engine is one process: {engine_us:.3g} us bound it to {bound}" in text
+    found["dataloader-map"]["workers_us_per_record"] = 0.0
+    assert "; dataloader-map passes nothing from one process to another." in no_work(goal, found, workers=2, cores=2)
+    assert no_work(goal, {"aioloader": ours}, workers=2, cores=2) == ""
+
+
+def test_the_reason_of_a_row_bound_by_the_cores_says_what_they_have_time_for() -> None:
+    found = {"aioloader": {"rate_per_s": 1900.0, "cpu_us_per_record": 1000.0}}
+    text = shared_cores(Goal(number="rate_per_s", over="workers x serial", at_least=0.97), found, workers=2, cores=2)
+    assert "takes 1,000 us of CPU a record, of which 2 cores have time for 2,000 records/s; it reached 95.0% of that" in text
+
+
+def handovers() -> Result:
+    numbers = {"aioloader": {"p50_us": 25.0, "cold_us": 158.0}, "floor": {"p50_us": 9.5, "cold_us": 120.0}}
+    measured = {name: dataclasses.replace(measurement(), numbers=one) for name, one in numbers.items()}
+    rows = [summarize(name, [one]) for name, one in measured.items()]
+    return Result(workload=WORKLOADS["handover"], num_records=64, rows=rows, left_out={})
+
+
+@pytest.mark.parametrize("workload", ["handover", "handover-async"])
+def test_a_batch_that_is_ready_is_shown_beside_the_floor_with_warm_and_with_cold_caches(workload: str) -> None:
+    assert "floor" in WORKLOADS[workload].contestants
+    text = as_text(dataclasses.replace(handovers(), workload=WORKLOADS[workload]), workers=2, cores=2)
+    assert "  aioloader - floor: p50_us 25 - 9.5 = 15.5; cold_us 158 - 120 = 38" in text.splitlines()
+
+
+def test_a_missed_hand_over_says_what_any_loader_takes() -> None:
+    assert "memory that is there, takes 9.5 us, and 120 with the cold caches" in as_text(handovers(), workers=2, cores=2)
+
+
+def test_resume_is_judged_beside_a_start_from_the_beginning() -> None:
+    (goal,) = WORKLOADS["resume"].goals
+    found = {"aioloader": {"first_batch_ms": 130.0}, "cold": {"first_batch_ms": 100.0}, "cold-thread": {"first_batch_ms": 10.0}}
+    verdict = judge(goal, found, workers=2)
+    assert (verdict.value, verdict.is_reached) == (1.3, False)
+
+
+def test_what_is_not_measured_is_named_with_the_reason() -> None:
+    assert tail().startswith("not measured: object store with 30 ms latency")
+    assert "no source that reads object stores" in tail()
+    assert len(tail().splitlines()) == 1
+
+
+def test_a_position_of_the_sharded_numbers_is_found_from_the_number() -> None:
+    shards = Shards()
+    order = IndexedOrder(shards.shard_sizes, SHUFFLE, seed=0, epoch=0)
+    for position in (0, 1, 10**8, 10**9 - 1):
+        shard, row = order.locate_one(position)
+        (number,) = shards.fetch(shard, [row])
+        assert shards.position(number) == position
+
+
+def test_the_readme_table_has_every_workload_its_goals_and_why_they_are_missed() -> None:
+    text = as_markdown(json.loads(json.dumps(as_json([handovers()], FACTS, workers=2, cores=2))))
+    lines = text.splitlines()
+    assert lines[0].startswith("Medians of 5 rounds with 2 workers on 2 cores of a chip (2026-01-02, 90 minutes; `make`)")
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    assert rows.keys() == WORKLOADS.keys()
+    assert rows["handover"].endswith("| p50_us (cold_us) | 25 (158) | - | - | 9.5 (120) floor | **missed**: p50_us at most 20: 25 |")
+    assert rows["memory"].endswith("| not in this run | - | - | - | - |")
+    assert any(line.startswith('- `handover` misses "aioloader p50_us at most 20": `floor`') for line in lines)
+    assert any(line.startswith("| object store") and "not measured" in line for line in lines)
+    assert "| aioloader | 25 |" in lines
+
+
+def test_cpu_time_is_told_apart_by_process() -> None:
+    code = "import time\nwhile time.process_time() < 0.2: pass\n"
+    named = f"import ctypes; ctypes.CDLL(None).prctl(15, b'aioloader-engine', 0, 0, 0)\n{code}print(flush=True); input()"
+    before = cpu_by_process_s(os.getpid())
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        parts, total_s = cpu_by_process_s(os.getpid()), tree_cpu_s(os.getpid())
+    assert "engine" not in before
+    assert parts["engine"] >= 0.15
+    assert parts["workers"] - before["workers"] >= 0.15  # it ended and was waited for
+    assert sum(parts.values()) == pytest.approx(total_s, abs=0.1)

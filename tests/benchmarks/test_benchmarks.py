@@ -28,7 +28,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("workload", "numbers"),
     [
-        ("overhead", {"rate_per_s", "cpu_us_per_record"}),
+        ("overhead", {"rate_per_s", "cpu_us_per_record", "trainer_us_per_record", "workers_us_per_record"}),
         ("large", {"rate_per_s", "cpu_us_per_record"}),
         ("start", {"first_batch_ms"}),
         ("handover", {"p50_us", "p99_us", "cold_us"}),
@@ -49,6 +49,17 @@ def test_each_way_of_measuring_gives_its_numbers(tmp_path: Path, workload: str, 
     assert {"machine", "versions", "date"} <= found.keys()
     assert f"{workload}: " in text
     assert "aioloader " in text
+
+
+def test_resuming_gives_the_numbers_at_their_places(tmp_path: Path) -> None:
+    """Only aioloader takes part, from the record and from the beginning, on which all are compared by positions in the order."""
+    text, found = bench(tmp_path, "--workloads", "resume")
+    (result,) = found["workloads"]
+    assert {row["contestant"] for row in result["rows"]} == {"aioloader", "aioloader-thread", "cold", "cold-thread"}
+    assert all("first_batch_ms" in row["numbers"] for row in result["rows"])
+    assert result["disagreements"] == []
+    assert result["goals"][0]["text"] == "aioloader first_batch_ms / cold at most 1.2"
+    assert text.splitlines()[-1].startswith("not measured: object store")
 
 
 def test_killing_workers_gives_its_numbers(tmp_path: Path) -> None:

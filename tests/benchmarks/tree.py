@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["tree_cpu_s", "tree_pids", "tree_pss_bytes"]
+__all__ = ["cpu_by_process_s", "tree_cpu_s", "tree_pids", "tree_pss_bytes"]
 
+_ENGINE = "aioloader-engine"[:15]  # as much of a name as the kernel keeps
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _FIELDS_BEFORE_UTIME = 11  # of /proc/PID/stat after the command: state, ppid, ...
 
@@ -24,11 +25,21 @@ def tree_pids(root: int) -> list[int]:
 
 def tree_cpu_s(root: int) -> float:
     """Return user and system time of the tree in seconds, with that of descendants that ended and were waited for."""
-    ticks = 0
+    return sum(own_s + ended_s for _, own_s, ended_s in map(_cpu_s, tree_pids(root)))
+
+
+def cpu_by_process_s(root: int) -> dict[str, float]:
+    """Return what `tree_cpu_s` does, in parts: of `root` alone as "trainer", of aioloader's engine, and of all others as "workers".
+
+    "engine" is left out where no process is one. All threads of a process count for it.
+    """
+    parts = {"trainer": 0.0, "workers": 0.0}
     for pid in tree_pids(root):
-        fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-        ticks += sum(map(int, fields[_FIELDS_BEFORE_UTIME : _FIELDS_BEFORE_UTIME + 4]))
-    return ticks * _TICK_S
+        command, own_s, ended_s = _cpu_s(pid)
+        whose = "trainer" if pid == root else "engine" if command == _ENGINE else "workers"
+        parts[whose] = parts.get(whose, 0.0) + own_s
+        parts["workers"] += ended_s
+    return parts
 
 
 def tree_pss_bytes(root: int) -> int:
@@ -39,6 +50,13 @@ def tree_pss_bytes(root: int) -> int:
             if line.startswith("Pss:"):
                 total_kib += int(line.split()[1])
     return total_kib * 1024
+
+
+def _cpu_s(pid: int) -> tuple[str, float, float]:
+    """Return the name of a process, its own seconds, and those of its children that ended and were waited for."""
+    before, _, after = _read(Path(f"/proc/{pid}/stat")).rpartition(")")
+    ticks = [int(field) for field in after.split()[_FIELDS_BEFORE_UTIME : _FIELDS_BEFORE_UTIME + 4]]
+    return before.partition("(")[2], sum(ticks[:2]) * _TICK_S, sum(ticks[2:]) * _TICK_S
 
 
 def _read(path: Path) -> str:

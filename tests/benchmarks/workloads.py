@@ -6,16 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import probe_handover, probe_harm, probe_memory, probe_replacement, probe_start, probe_throughput
-from tests.benchmarks.contestants import DATALOADERS, OURS, Feed
+from tests.benchmarks import (
+    probe_handover,
+    probe_harm,
+    probe_memory,
+    probe_replacement,
+    probe_resume,
+    probe_start,
+    probe_throughput,
+    reasons,
+)
+from tests.benchmarks.contestants import COLD, DATALOADERS, OURS, Feed
 from tests.benchmarks.digest import Digest
 from tests.benchmarks.goals import Goal
 from tests.benchmarks.real_work import Jpegs, Texts, prepare_jpegs, prepare_texts
+from tests.benchmarks.reasons import Reason
+from tests.benchmarks.sharded_work import ShardedNumbers
 from tests.benchmarks.synthetic_work import Arrays, HeavyTail, PythonLoop, SignedLoop, Tokens
 from tests.benchmarks.task import Measurement, Settings, Task
 from tests.benchmarks.work import Work
 
-__all__ = ["WORKLOADS", "Workload"]
+__all__ = ["NOT_MEASURED", "WORKLOADS", "Workload"]
 
 Measure = Callable[[Feed, Work, Digest, Task], Measurement]
 
@@ -23,6 +34,7 @@ _STEPS = 200
 _QUICK_STEPS = 20
 _KILLS = 30
 _QUICK_KILLS = 3
+_RESUMED_AT = 10**8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,8 @@ class Workload:
         requires: Modules that the work itself needs.
         prepare: Makes the data, once.
         watches_memory: Whether the launching process samples the memory of the tree.
-        why_missed: What to know where a goal is missed.
+        why_missed: Says what to know where a goal is missed.
+        beside: A second number to show wherever there is room for two.
     """
 
     name: str
@@ -58,7 +71,8 @@ class Workload:
     requires: tuple[str, ...] = ()
     prepare: Callable[[Path], None] | None = None
     watches_memory: bool = False
-    why_missed: str = ""
+    why_missed: Reason | None = None
+    beside: str | None = None
 
 
 _PEERS = ("stateful-dataloader", "nodes-process", "nodes-thread", "grain", "spdl", "spdl-region", "huggingface")
@@ -69,10 +83,6 @@ _SCALING_GOALS = (
     Goal(number="rate_per_s", over="workers x serial", at_least=0.97),
     Goal(number="rate_per_s", over="best peer", at_least=1.0),
     _CPU_GOAL,
-)
-_WHY_NOT_SCALED = (
-    "on 2 cores the workers share them with the trainer and the engine, so that no loader exceeds 2 s / cpu_us_per_record: for all that "
-    "come close to it, the order is by cpu_us_per_record, and differences of 1 or 2 % are the noise of the machine"
 )
 
 
@@ -91,6 +101,10 @@ def _replacement(feed: Feed, work: Work, digest: Digest, task: Task) -> Measurem
     return probe_replacement.measure(feed, _QUICK_KILLS if task.settings.is_quick else _KILLS, digest)
 
 
+def _resume(feed: Feed, work: Work, digest: Digest, task: Task) -> Measurement:
+    return probe_resume.measure(feed, work, 0 if task.contestant in COLD else _RESUMED_AT, digest)
+
+
 def _light_loop(num_records: int, settings: Settings) -> Work:
     """Return work of 1.6 ms a batch: beside steps of 4 ms, the workers leave most of a core free."""
     return PythonLoop(num_records=num_records, batch_size=8, iterations=settings.iterations_per_ms // 5, window=64)
@@ -105,7 +119,7 @@ def _rated(
     goals: tuple[Goal, ...],
     requires: tuple[str, ...] = (),
     prepare: Callable[[Path], None] | None = None,
-    why_missed: str = "",
+    why_missed: Reason | None = None,
 ) -> Workload:
     return Workload(
         name=name,
@@ -121,6 +135,7 @@ def _rated(
         requires=requires,
         prepare=prepare,
         why_missed=why_missed,
+        beside="cpu_us_per_record",
     )
 
 
@@ -132,10 +147,7 @@ _ALL = (
         256_000,
         6_400,
         (Goal(number="rate_per_s", over="dataloader", at_least=8.0), Goal(number="rate_per_s", over="best peer", at_least=2.0)),
-        why_missed="the trainer, the engine and the workers share the cores: see cpu_us_per_record. On 2 cores 8 times the rate of "
-        "DataLoader leaves about 5.5 us for each record in all processes together, and `serial` alone takes 2.7 to make and stack the "
-        "samples. Here a worker takes 3.6 (1 in the function, 0.9 around it, 1 to put samples in columns), the engine 4.3 (2 of it for "
-        "forming, collating and sending micro-batches, 0.5 for reading) and the trainer 0.7: all of it Python, none of it waiting",
+        why_missed=reasons.no_work,
     ),
     _rated(
         "python",
@@ -144,7 +156,7 @@ _ALL = (
         9_600,
         640,
         _SCALING_GOALS,
-        why_missed=_WHY_NOT_SCALED,
+        why_missed=reasons.shared_cores,
     ),
     _rated(
         "tokenizer",
@@ -155,7 +167,7 @@ _ALL = (
         _SCALING_GOALS,
         ("tokenizers",),
         lambda cache: prepare_texts(cache / "texts"),
-        why_missed=_WHY_NOT_SCALED,
+        why_missed=reasons.shared_cores,
     ),
     _rated(
         "jpeg",
@@ -166,7 +178,7 @@ _ALL = (
         _SCALING_GOALS,
         ("PIL",),
         lambda cache: prepare_jpegs(cache / "jpegs"),
-        why_missed=_WHY_NOT_SCALED,
+        why_missed=reasons.shared_cores,
     ),
     _rated(
         "large",
@@ -210,10 +222,23 @@ _ALL = (
         is_rate=False,
         contestants=OURS,
         goals=(Goal(number="p50_ms", at_most=50.0),),
+        beside="delivered_p50_ms",
+    ),
+    Workload(
+        name="resume",
+        title="from making a loader to its first batch, at record 10^8 of 10^9 shuffled ones in 10^5 shards; `cold`: from the beginning",
+        make=lambda n, settings: ShardedNumbers(num_records=n, batch_size=64),
+        num_records=512,
+        num_quick_records=512,
+        measure=_resume,
+        headline="first_batch_ms",
+        is_rate=False,
+        contestants=(*OURS, *COLD),
+        goals=(Goal(number="first_batch_ms", over="cold", at_most=1.2),),
     ),
     Workload(
         name="handover",
-        title="getting a batch that is ready, in a loop; and after 20 ms of sleep (cold)",
+        title="getting a batch that is ready, in a loop: right after another (p50, p99), and after 20 ms of sleep (cold)",
         make=lambda n, settings: Tokens(num_records=n, batch_size=64),
         num_records=16_000,
         num_quick_records=1_920,
@@ -222,21 +247,22 @@ _ALL = (
         is_rate=False,
         contestants=(*_ITERATORS, "floor"),
         goals=(Goal(number="p50_us", at_most=20.0),),
-        why_missed="what any loader does in Python takes most of it: see `floor`, which only reads a message that is there and makes "
-        "tensors over memory that is there, and how much more all take with the cold caches of a process that has slept",
+        why_missed=reasons.handover,
+        beside="cold_us",
     ),
     Workload(
         name="handover-async",
-        title="getting a batch that is ready, in asyncio; and after 20 ms of sleep (cold)",
+        title="getting a batch that is ready, in asyncio: right after another (p50, p99), and after 20 ms of sleep (cold)",
         make=lambda n, settings: Tokens(num_records=n, batch_size=64),
         num_records=16_000,
         num_quick_records=1_920,
         measure=lambda feed, work, digest, task: probe_handover.measure_async(feed, digest),
         headline="p50_us",
         is_rate=False,
-        contestants=_ITERATORS,
+        contestants=(*_ITERATORS, "floor"),
         goals=(Goal(number="p50_us", at_most=40.0),),
-        why_missed="as in `handover`",
+        why_missed=reasons.handover,
+        beside="cold_us",
     ),
     *(
         Workload(
@@ -250,6 +276,7 @@ _ALL = (
             is_rate=False,
             contestants=(*OURS, "dataloader-map", "dataloader-iterable", "nodes-process", "nodes-thread", "nothing"),
             goals=(Goal(number="slowdown_pct", at_most=5.0), Goal(number="slowdown_pct", minus="dataloader", at_most=0.0)),
+            beside="slowdown_p95_pct",
         )
         for step_ms in (4, 10)
     ),
@@ -265,7 +292,15 @@ _ALL = (
         contestants=_ITERATORS,
         goals=(Goal(number="slope_mib_per_million", at_most=5.0),),
         watches_memory=True,
+        beside="slope_mib_per_million",
     ),
 )
 
 WORKLOADS = {workload.name: workload for workload in _ALL}
+
+NOT_MEASURED = {
+    "object store with 30 ms latency (at least 0.9 of what obstore reaches alone, 5x a thread-per-file reader)": (
+        "this version has no source that reads object stores"
+    ),
+}
+"""What else the project is to be measured by -> why there is no workload for it."""
