@@ -16,7 +16,7 @@ _VERDICTS = {True: "reached", False: "**missed**", None: "not judged"}
 
 
 def as_markdown(found: Mapping[str, Any]) -> str:
-    """Return what the run was, a table of all workloads with their goals, why goals were missed, and a table of all contestants."""
+    """Return what the run was, a table of all workloads with their goals, notes to it, and a table of all contestants."""
     measured = {workload["name"]: workload for workload in found["workloads"]}
     medians = {name: _medians(workload) for name, workload in measured.items()}
     return "\n\n".join(
@@ -24,7 +24,7 @@ def as_markdown(found: Mapping[str, Any]) -> str:
         for part in (
             _head(found),
             _table(["workload", "number", "aioloader", "best `DataLoader`", BEST_PEER, "reference", "goals"], _rows(measured, medians)),
-            "\n".join(_reasons(measured)),
+            "\n".join(_notes(measured, medians)),
             "All contestants:",
             _table(["contestant", *(f"`{name}`: {WORKLOADS[name].headline}" for name in medians)], _contestants(medians)),
         )
@@ -71,11 +71,18 @@ def _contestants(medians: Mapping[str, Medians]) -> Iterable[list[str]]:
             yield [contestant, *shown]
 
 
-def _reasons(measured: Mapping[str, Any]) -> Iterable[str]:
+def _notes(measured: Mapping[str, Any], medians: Mapping[str, Medians]) -> Iterable[str]:
+    """Return who took no part, and why goals were missed: once for goals that have the same reason."""
     for name, workload in measured.items():
+        absent = [one for one in WORKLOADS[name].contestants if one not in medians[name]]
+        if absent:
+            yield f"- `{name}` was run without {', '.join(absent)}."
+        missed: dict[str, list[str]] = {}
         for goal in workload["goals"]:
             if why := goal.get("why_missed"):
-                yield f'- `{name}` misses "{goal["text"]}": {why}.'
+                missed.setdefault(why, []).append(f'"{goal["text"]}"')
+        for why, texts in missed.items():
+            yield f"- `{name}` misses {', '.join(texts)}: {why}."
 
 
 def _goal(goal: Mapping[str, Any]) -> str:
