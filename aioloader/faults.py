@@ -19,7 +19,9 @@ __all__ = ["Decision", "FaultPolicy", "Quarantine", "Retry", "class_names"]
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Leave a failing record out.
+    """Leave a failing record out, in later epochs and after every resume too, without running it again.
+
+    Ranks that are checked (`check_every`) tell each other of such records when a pass begins, so that all of them leave these out.
 
     Attributes:
         max_records: More quarantined records than this (per rank) are an error; None: no limit.

@@ -19,7 +19,8 @@ from aioloader.errors import ClosedError, ConfigError
 from aioloader.order.mesh import Mesh
 from aioloader.planning import make_plan
 from aioloader.pools.recovery import RestartBudget
-from aioloader.protocols import Batching, Json
+from aioloader.protocols import Batching, Json, RecordId
+from aioloader.state.elastic import quarantined
 
 if TYPE_CHECKING:
     from aioloader.bridge.batch import Batch
@@ -185,6 +186,8 @@ class Loader:
         self._engine_stats: dict[str, Any] = {}
         self._bridge_stats: dict[str, Any] = {}
         self._resumed = self._is_epoch_given = False
+        self._quarantined: frozenset[RecordId] = frozenset()
+        """What any rank left out, where the state that was loaded says so."""
         self._host_restarts = RestartBudget(_MAX_HOST_RESTARTS_PER_MINUTE)
         self._state = self._delivered = starting_state(self._plan)
 
@@ -275,6 +278,7 @@ class Loader:
         self._refuse_live("load_state_dict")
         self._state = self._delivered = fitted_state(self._plan, state, accept)
         self._resumed, self._is_epoch_given = True, False
+        self._quarantined = quarantined(state)
 
     # The rest of the public surface
 
@@ -368,7 +372,7 @@ class Loader:
                 ClosedError("iterator: expected the newest iterator of its loader, got one that a newer one replaced; use that.")
             )
         skips_empty = self._resumed and not self._is_epoch_given
-        run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=skips_empty)
+        run = Run(state=self._state, end_epoch=self._end_epoch(), epochs=self._epochs, resumed=skips_empty, quarantined=self._quarantined)
         feed: Any
         matching = sender = None
         if self._mesh.dp_size * self._mesh.num_peers == 1:
@@ -376,6 +380,7 @@ class Loader:
         else:
             job = self._ranks()
             job.begin_pass(run, is_resumed=self._resumed)
+            run = replace(run, quarantined=run.quarantined | job.quarantined)
             feed = job.feed(run, start=self._engine, leave=self._end_host)
             matching, sender = job.matching, job.sender
         from aioloader.bridge.iterator import BatchIterator

@@ -36,6 +36,7 @@ class Card(NamedTuple):
         epoch: Where its next record stands.
         step: The next optimizer step.
         is_resumed: 1 if a state was loaded, else 0.
+        num_quarantined: Records that it knows to be left out.
     """
 
     dp_rank: int
@@ -48,6 +49,7 @@ class Card(NamedTuple):
     epoch: int
     step: int
     is_resumed: int
+    num_quarantined: int = 0
 
 
 def digest(value: Json) -> int:

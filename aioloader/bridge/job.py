@@ -19,7 +19,9 @@ from aioloader.errors import ConfigError
 from aioloader.order.already_sharded import SplitStream
 from aioloader.order.mesh import Mesh
 from aioloader.order.mixed import MixedStream
+from aioloader.protocols import RecordId
 from aioloader.sources import IterableSource
+from aioloader.state.elastic import quarantined
 
 __all__ = ["Job"]
 
@@ -60,6 +62,8 @@ class Job:
         self._agreed: AgreedFeed | None = None
         self._met_in: object = None
         self._relay: Relay | None = None
+        self.quarantined: frozenset[RecordId] = frozenset()
+        """What any rank knew to be left out when the pass began, where the ranks are compared then."""
         self.matching: Matching | None = None
         self.sender: Sender | None = None
 
@@ -79,7 +83,7 @@ class Job:
             SynchronizationError: They do not fit together, or one is missing.
             ConfigError: One rank shall read for others, and there is no process group to do it in.
         """
-        self.sender = None
+        self.sender, self.quarantined = None, frozenset()
         if self._agreed is not None and self._rounds is not None and self._rounds.is_current:
             self._agreed.leave()
         self._agreed = None
@@ -187,7 +191,8 @@ class Job:
         repeats = plan.num_distinct is not None or isinstance(plan.source, MixedStream) or getattr(plan.source, "has_repeats", False)
         # Sources of their own may number their records alike; at the border of two epochs a micro-batch holds records of both.
         can_repeat = is_split or repeats or run.epochs != 1
-        matching.begin_pass(card, shared, own, turn=int(state["turn"]), can_repeat=can_repeat)
+        known = quarantined(state) | run.quarantined
+        self.quarantined = matching.begin_pass(card, shared, own, quarantined=known, turn=int(state["turn"]), can_repeat=can_repeat)
 
     def _meet(self) -> None:
         """Have rounds for the ranks that read. All ranks of the job come here alike."""

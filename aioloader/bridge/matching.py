@@ -8,7 +8,7 @@ step s, s + n    digests of what each rank was given: the round runs while the n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from aioloader.bridge.batch import Batch
 from aioloader.bridge.cards import Card, compare
 from aioloader.bridge.deliveries import Deliveries
 from aioloader.bridge.rounds import Rounds
+from aioloader.errors import SynchronizationError
 from aioloader.order.mesh import Mesh
-from aioloader.protocols import Json
+from aioloader.protocols import Json, RecordId
 from aioloader.state import diff
 
 __all__ = ["Matching"]
@@ -43,6 +44,7 @@ class Matching:
         self._mesh = mesh
         self._every = every
         self._num_lanes = num_lanes
+        self._timeout_s = timeout_s
         width = _NUMBERS_PER_RANK * (1 + dist.get_world_size())
         self._rounds = Rounds(timeout_s, operation="check of ranks", task="take part in the check of their data", width=width)
         self.cards: list[Card] = []
@@ -54,13 +56,16 @@ class Matching:
         """Return whether the default process group is still the one that this was made in."""
         return self._rounds.is_current
 
-    def begin_pass(self, card: Card, shared: Json, own: Json, *, turn: int, can_repeat: bool) -> None:
-        """Compare this rank with the others; blocks until all are there.
+    def begin_pass(
+        self, card: Card, shared: Json, own: Json, *, quarantined: Collection[RecordId] = (), turn: int, can_repeat: bool
+    ) -> frozenset[RecordId]:
+        """Compare this rank with the others, and return the records that any of them knows to be left out; blocks until all are there.
 
         Args:
             card: Of this rank.
             shared: What its digest `shared` is made of.
             own: What its digest `own` is made of.
+            quarantined: The records that it knows to be left out.
             turn: Micro-batches of the step to begin with that were delivered before.
             can_repeat: Whether a record may rightly be delivered twice in this pass.
 
@@ -68,11 +73,40 @@ class Matching:
             SynchronizationError: Ranks do not fit together, or one is missing.
         """
         number = self._rounds.begin_pass()
-        self.cards = [Card(*numbers) for numbers in self._rounds.exchange(card)]
+        if quarantined:
+            self._publish_ids("quarantined", quarantined)
+        self.cards = [Card(*numbers) for numbers in self._rounds.exchange(card._replace(num_quarantined=len(quarantined)))]
         compare(self.cards, lambda rank, other: self._explain({"all": shared, "peers": own}, rank, other))
         self._deliveries = Deliveries(self._mesh, pass_number=number, can_repeat=can_repeat)
         self._turn, self._step = turn, card.step
         self._first_step = max(one.step for one in self.cards)  # some ranks may have to finish a step before
+        return self._all_quarantined(quarantined)
+
+    def _all_quarantined(self, own: Collection[RecordId]) -> frozenset[RecordId]:
+        """Return what all ranks know. The first rank gathers it, so that the store is not asked by each for all others."""
+        known = frozenset(own)
+        if self._rounds.rank == self._rounds.ranks[0]:
+            for rank, card in enumerate(self.cards):
+                if card.num_quarantined and rank != self._rounds.rank:
+                    known |= self._read_ids("quarantined", rank)
+            if any(card.num_quarantined for card in self.cards):
+                self._publish_ids("all quarantined", known)
+        elif any(card.num_quarantined for card in self.cards):
+            known |= self._read_ids("all quarantined", self._rounds.ranks[0])
+        return known
+
+    def _publish_ids(self, name: str, ids: Collection[RecordId]) -> None:
+        self._rounds.publish(name, json.dumps(sorted(ids)))
+
+    def _read_ids(self, name: str, rank: int) -> frozenset[RecordId]:
+        text = self._rounds.read(name, rank, self._timeout_s)
+        if text is None:
+            message = (
+                f"on rank {self._rounds.rank}: expected rank {rank} to say which records are quarantined, got nothing within "
+                f"{self._timeout_s:g} s; look in the logs there for why it stopped"
+            )
+            raise SynchronizationError("check of ranks", message, missing=[rank])
+        return frozenset((shard, row) for shard, row in json.loads(text))
 
     @property
     def is_overdue(self) -> bool:

@@ -6,7 +6,7 @@ that is ahead waits; the state of the rank holds, for each lane, the state after
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from aioloader.engine.lane import Lane, LaneBatch, fresh_lane_state, oldest_seq
@@ -60,10 +60,19 @@ class Assembler:
 
     Args:
         first_repeat: The position of an epoch from which on records are repeated, where they are.
+        quarantined: Records to leave out that the state does not know of.
     """
 
     def __init__(
-        self, lanes: LaneMap, batching: Batching, state: Json, slots: Slots, *, keep_partial: bool, first_repeat: int | None = None
+        self,
+        lanes: LaneMap,
+        batching: Batching,
+        state: Json,
+        slots: Slots,
+        *,
+        keep_partial: bool,
+        first_repeat: int | None = None,
+        quarantined: Iterable[RecordId] = (),
     ) -> None:
         self._order = list(lanes.served)
         self._lanes = {
@@ -85,8 +94,9 @@ class Assembler:
             lane_state = state["lanes"][str(lane)]
             self._places[lane] = (lane_state["epoch"], lanes.position(lane, oldest_seq(batching, lane_state)))
         self._slots = slots
-        self.quarantined: set[RecordId] = {record for lane in self._lanes.values() for record in lane.quarantined}
-        """Records that are left out wherever they come."""
+        self._left_out: set[RecordId] = {record for lane in self._lanes.values() for record in lane.quarantined}
+        self.quarantined: set[RecordId] = self._left_out.union(quarantined)
+        """Records that are left out wherever they come, here or on other ranks."""
         self.newly_quarantined: list[Quarantined] = []
         """Those that nobody has written to the log yet."""
 
@@ -145,17 +155,15 @@ class Assembler:
             AioLoaderError: The error of a record that is one too many.
         """
         if record in self.quarantined:
+            self._left_out.add(record)
             return True
         if entry is None:
             return False
         num_records = sum(lane.num_records for lane in self._lanes.values()) + 1
-        if (
-            entry.error is not None
-            and entry.quarantine is not None
-            and entry.quarantine.is_exceeded(len(self.quarantined) + 1, num_records)
-        ):
+        if entry.error is not None and entry.quarantine is not None and entry.quarantine.is_exceeded(len(self._left_out) + 1, num_records):
             entry.error.add_note(f"{entry.quarantine}: this record is one more than it allows, of {num_records} read.")
             raise entry.error
+        self._left_out.add(record)
         self.quarantined.add(record)
         self.newly_quarantined.append(entry)
         return True

@@ -46,7 +46,13 @@ class InlinePass:
         self._first_step = first_step
         self._runner = Runner(preprocess, SwappedSeeding(preprocess.seed))
         self._assembler = Assembler(
-            plan.lanes, plan.batching, run.state, self.slots, keep_partial=plan.keep_partial, first_repeat=plan.num_distinct
+            plan.lanes,
+            plan.batching,
+            run.state,
+            self.slots,
+            keep_partial=plan.keep_partial,
+            first_repeat=plan.num_distinct,
+            quarantined=run.quarantined,
         )
         self._progress = Progress(run)
 

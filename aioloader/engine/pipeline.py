@@ -92,7 +92,13 @@ class Pipeline:
         self._work = Work(plan, pool, sink, stages)
         self.budget = self._work.budget
         self._assembler = Assembler(
-            plan.lanes, plan.batching, run.state, self.budget.slots, keep_partial=plan.keep_partial, first_repeat=plan.num_distinct
+            plan.lanes,
+            plan.batching,
+            run.state,
+            self.budget.slots,
+            keep_partial=plan.keep_partial,
+            first_repeat=plan.num_distinct,
+            quarantined=run.quarantined,
         )
         self._heap: OrderedHeap[_Ran | _EpochEnd | _Broken] = OrderedHeap()
         self._arrived = Signal()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aioloader.faults import FaultPolicy
 from aioloader.order.lanes import LaneMap
 from aioloader.pools.recovery import RecoveryOptions
-from aioloader.protocols import Batching, Collator, Json, Source
+from aioloader.protocols import Batching, Collator, Json, RecordId, Source
 
 __all__ = ["Plan", "Run"]
 
@@ -58,14 +58,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One pass: from `state` through the epochs before `end_epoch` (None: without end); a pass has `epochs` of them."""
+    """One pass: from `state` through the epochs before `end_epoch` (None: without end); a pass has `epochs` of them.
+
+    Attributes:
+        state: Where it begins.
+        end_epoch: See above.
+        epochs: See above.
+        resumed: Whether the state was loaded.
+        quarantined: Records to leave out beside those of the state: other ranks have found out about them.
+    """
 
     state: Json
     end_epoch: int | None
     epochs: int | None = 1
     resumed: bool = False
+    quarantined: frozenset[RecordId] = frozenset()
 
     def following(self, state: Json) -> Run:
         """Return the pass after this one: what a resumed pass that has nothing left goes on with, so that none is empty."""
         end_epoch = None if self.epochs is None else int(state["source"]["epoch"]) + self.epochs
-        return Run(state=state, end_epoch=end_epoch, epochs=self.epochs)
+        return Run(state=state, end_epoch=end_epoch, epochs=self.epochs, quarantined=self.quarantined)

@@ -13,10 +13,10 @@ from typing import Any
 
 from aioloader.errors import ConfigError, ResumeError
 from aioloader.order.lanes import LaneMap
-from aioloader.protocols import Json
+from aioloader.protocols import Json, RecordId
 from aioloader.state.schema import check_schema, differences
 
-__all__ = ["change_source", "is_whole", "merge", "redeal", "split"]
+__all__ = ["change_source", "is_whole", "merge", "quarantined", "redeal", "split"]
 
 _MERGE = "aioloader.state.merge: the states do not belong together"
 _WHOLE = "pass what state_dict() returned on each rank of one run, each once, all saved after the same step"
@@ -25,6 +25,11 @@ _WHOLE = "pass what state_dict() returned on each rank of one run, each once, al
 def is_whole(state: Mapping[str, Any]) -> bool:
     """Return whether this is a merged state, with the lanes of all ranks."""
     return state["dp_rank"] is None
+
+
+def quarantined(state: Mapping[str, Any]) -> frozenset[RecordId]:
+    """Return the records that any lane of a state left out because they failed."""
+    return frozenset((shard, row) for lane in state["lanes"].values() for shard, row in lane["quarantined"])
 
 
 def merge(states: Iterable[Json]) -> Json:

@@ -19,9 +19,31 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from aioloader import AioLoaderError, AlreadySharded, DistributedDataLoader, FixedBatch, Loader, Mesh, Pack, PretrainCollator
+from aioloader import (
+    AioLoaderError,
+    AlreadySharded,
+    DistributedDataLoader,
+    FixedBatch,
+    Loader,
+    Mesh,
+    Pack,
+    PretrainCollator,
+    Quarantine,
+    Shuffle,
+)
 from tests.contract.cases import INLINE, PROCESSES, THREADS, Options
-from tests.contract.mesh_work import Lengths, by_global_rank, collate, keep, plain, tokens, unseeded, with_long_text, with_reader
+from tests.contract.mesh_work import (
+    Lengths,
+    by_global_rank,
+    collate,
+    fails_and_says_so,
+    keep,
+    plain,
+    tokens,
+    unseeded,
+    with_long_text,
+    with_reader,
+)
 from tests.contract.uneven import NUM_LANES, NUM_RECORDS, as_field, fails_at_20
 from tests.training.ranks import Store, run_ranks
 
@@ -148,6 +170,29 @@ def misfits(rank: int) -> dict[str, Any]:
     }
 
 
+def quarantined(rank: int, store: Store) -> Any:
+    """Return the state after a pass; of three passes, and two of a loader resumed after the first, the rows and what had failed by then."""
+    options: Options = {"preprocess": fails_and_says_so, "shuffle": Shuffle(window=64), "on_error": Quarantine(), **HOSTS["processes"]}
+    options |= {"read": "group", "lanes": 2, "end": "pad"}
+    calls, failed = Path(os.environ["CALLS"]), []
+
+    def note(loader: Loader) -> None:
+        dist.barrier()
+        rows = sorted(sample.row for batch in loader for sample in batch.samples)
+        dist.barrier()
+        failed.append([rows, sorted(map(int, calls.read_text().split()))])
+
+    with make(**options) as loader:
+        note(loader)
+        state = loader.state_dict()
+        note(loader)
+        note(loader)
+    with resumed(state, **options) as loader:
+        note(loader)
+        note(loader)
+    return [state, failed]
+
+
 def reader_is_killed(rank: int, store: Store) -> None:
     """The reader of the second group is killed; its peer, and the other group, write down what they notice."""
     loader = make(read="group", end_timeout_s=3.0)
@@ -173,6 +218,8 @@ def of_four(rank: int, store: Store) -> dict[str, Any]:
 
 def main(path: str) -> None:
     results: dict[str, Any] = {"four": run_ranks(4, of_four)}
+    os.environ |= {"CALLS": path + ".calls"}
+    results["quarantined"] = run_ranks(4, quarantined)
     os.environ |= {"KILLED_RESULTS": path + ".killed"}
     with suppress(AssertionError):  # one of them does not end well
         run_ranks(4, reader_is_killed)

@@ -32,6 +32,15 @@ def keep(number: int) -> Any:
     return {"number": number, "reader": int(os.environ["RANK"])}
 
 
+def fails_and_says_so(number: int) -> Any:
+    """Every fifth record fails; each call for one leaves a trace."""
+    if number % 5 == 3:
+        with open(os.environ["CALLS"], "a") as calls:
+            calls.write(f"{number}\n")
+        raise ValueError(f"record {number} is bad")
+    return plain(number)
+
+
 def plain(number: int) -> Any:
     return {"number": number, "reader": 0}
 

@@ -189,3 +189,22 @@ def test_one_cannot_read_for_others_without_a_process_group() -> None:
     loader: Loader = mesh_cases.make(mesh=Mesh(tp_rank=1, tp_size=2), read="group")
     with loader, pytest.raises(ValueError, match=r"Loader\(read='group'\): expected an initialised process group of the 2 ranks"):
         next(iter(loader))
+
+
+def test_a_record_that_failed_on_one_rank_is_run_on_none_again(found: Any) -> None:
+    """In later passes, where the shuffle deals it to another rank, and after a resume: each fails once in the whole job."""
+    bad = [number for number in range(NUM_RECORDS) if number % 5 == 3]
+    states, passes = zip(*found["quarantined"], strict=True)
+    known = [{tuple(record) for lane in state["lanes"].values() for record in lane["quarantined"]} for state in states]
+    assert known[0] == known[1]
+    assert known[2] == known[3]
+    assert len(known[0]) + len(known[2]) == len(bad)
+    assert known[0]
+    assert known[2]
+    for at in range(5):
+        rows = passes[0][at][0] + passes[2][at][0]
+        assert not set(rows) & set(bad)
+        assert len(rows) == len(set(rows)) > NUM_RECORDS / 2
+        assert [failed[at][1] for failed in passes] == [bad] * 4, "one call for each, in the first pass"
+    dealt = [passes[0][at][0] for at in range(3)]
+    assert dealt[0] != dealt[1] != dealt[2], "the shuffle deals others to a rank"

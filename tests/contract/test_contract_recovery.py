@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aioloader import FixedBatch, Loader, Pack, PreprocessError, PretrainCollator, Quarantine, Retry, WorkerError
+from aioloader import FixedBatch, Loader, Mesh, Pack, PreprocessError, PretrainCollator, Quarantine, Retry, Shuffle, WorkerError
 from aioloader.errors import AioLoaderError
+from aioloader.state import merge
 from tests.contract.cases import THREADS, Options, collate, drain
 
 
@@ -334,6 +336,33 @@ def test_quarantined_records_are_skipped_by_every_resume_and_epoch_without_runni
         delivered, error = drain(loader)
     assert (delivered, error) == (expected * 2, None)
     assert sorted({int(line) for line in calls.read_text().split()}) == expected
+
+
+def test_a_rank_resumed_from_the_states_of_all_leaves_out_what_failed_on_any(tmp_path: Path) -> None:
+    """Each of two ranks, which do not talk to each other, gets other records in the second epoch."""
+    calls = tmp_path / "calls"
+
+    def rank(number: int) -> Loader:
+        options: Options = {"preprocess": CountsCalls(calls), "collate": collate, "on_error": Quarantine(), "workers": 0}
+        return Loader(range(40), batch=FixedBatch(1), mesh=Mesh(dp_rank=number, dp_size=2), shuffle=Shuffle(window=64), **options)
+
+    states = []
+    for number in range(2):
+        with rank(number) as loader:
+            for _ in itertools.islice(loader, 12):
+                pass
+            states.append(loader.state_dict())
+    known = [{row for _, row in lane["quarantined"]} for state in states for lane in state["lanes"].values()]
+    assert all(known)
+    state = json.loads(json.dumps(merge(states)))
+    for number in range(2):
+        calls.write_text("")
+        with rank(number) as loader:
+            loader.load_state_dict(state)
+            rows = [sample.row for _ in range(2) for batch in loader for sample in batch.samples]
+        ran = {int(line) for line in calls.read_text().split()}
+        assert not ran & (known[0] | known[1])
+        assert set(rows) <= ran
 
 
 def test_worker_deaths_are_said_in_one_line_and_counted(capfd: pytest.CaptureFixture[str]) -> None:
