@@ -58,6 +58,21 @@ def running(tmp_path: Path, *command: str, num_ranks: int) -> Iterator[subproces
                     os.kill(pid, signal.SIGKILL)
 
 
+def end_with_ctrl_c(job: subprocess.Popen[str], *, min_processes: int) -> str:
+    """Send Ctrl-C to a whole job, as a terminal does; return what it printed. All its processes must be gone in time."""
+    started = tree_pids(job.pid)
+    assert len(started) >= min_processes
+    signalled = time.monotonic()
+    os.killpg(job.pid, signal.SIGINT)
+    _, errors = job.communicate(timeout=40)
+    left = wait_until_dead(started, signalled + GONE_WITHIN_S - time.monotonic())
+    took_s = time.monotonic() - signalled
+    print(f"gone after {took_s:.2f} s")
+    assert not left
+    assert took_s < GONE_WITHIN_S
+    return errors
+
+
 def assert_one_clean_traceback(errors: str) -> None:
     assert errors.startswith("Traceback (most recent call last):\n")
     assert errors.count("Traceback") == 1
@@ -67,12 +82,7 @@ def assert_one_clean_traceback(errors: str) -> None:
 @pytest.mark.timeout(60)
 def test_ctrl_c_ends_a_script_with_one_traceback(tmp_path: Path) -> None:
     with running(tmp_path, num_ranks=1) as job:
-        started = tree_pids(job.pid)
-        assert len(started) == 1 + 1 + 1 + 2, "the script, the zygote, the sidecar, the workers"
-        signalled = time.monotonic()
-        os.killpg(job.pid, signal.SIGINT)
-        _, errors = job.communicate(timeout=10)
-        assert not wait_until_dead(started, signalled + GONE_WITHIN_S - time.monotonic())
+        errors = end_with_ctrl_c(job, min_processes=1 + 1 + 1 + 2)  # the script, the zygote, the sidecar, the workers
     assert job.returncode == -signal.SIGINT
     assert_one_clean_traceback(errors)
 
@@ -83,12 +93,7 @@ def test_ctrl_c_ends_all_ranks_of_a_torchrun_job_with_one_traceback_each(tmp_pat
     logs = tmp_path / "logs"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(logs)]
     with running(tmp_path, *launcher, num_ranks=2) as job:
-        started = tree_pids(job.pid)
-        assert len(started) >= 1 + 2 * (1 + 1 + 1 + 2), "torchrun, and for each rank itself, the zygote, the sidecar, the workers"
-        signalled = time.monotonic()
-        os.killpg(job.pid, signal.SIGINT)
-        _, errors = job.communicate(timeout=40)
-        assert not wait_until_dead(started, signalled + GONE_WITHIN_S - time.monotonic())
+        errors = end_with_ctrl_c(job, min_processes=1 + 2 * (1 + 1 + 1 + 2))  # torchrun, and the same for each rank
     assert job.returncode == 1
     assert errors.count("Traceback") == 1
     assert errors.rstrip().endswith("got signal: 2")

@@ -1,4 +1,4 @@
-"""A user's program needs no main guard, also under torchrun and in a notebook."""
+"""A user's program needs no main guard, also under torchrun and in a notebook; `test_contract_preprocess.py` has those for one process."""
 
 from __future__ import annotations
 
