@@ -145,10 +145,11 @@ def cannot_be_moved(_: int) -> Any:
 def use_up_memory(_: int) -> Any:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 28)  # more takes long to fault in
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     hoard = []
     while True:
-        hoard.append(bytearray(1 << 26))
+        hoard.append(bytearray(1 << 24))
 
 
 POISONS: list[tuple[Callable[[int], Any], type[AioLoaderError]]] = [
@@ -171,18 +172,26 @@ class Poisoned:
         return self._poison(number) if number == 15 else number
 
 
+def retried(num_retries: int, final: Any) -> Any:
+    """Return a policy that gives a failing record so many chances more."""
+    return Retry(num_retries, backoff_s=0.01, then=final) if num_retries else final
+
+
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_retries", [0, 1])
 @pytest.mark.parametrize(("poison", "kind"), POISONS, ids=[poison.__name__ for poison, _ in POISONS])
-def test_a_poison_record_does_what_the_policy_says(poison: Callable[[int], Any], kind: type[AioLoaderError], tmp_path: Path) -> None:
+def test_a_poison_record_does_what_the_policy_says(
+    poison: Callable[[int], Any], kind: type[AioLoaderError], num_retries: int, tmp_path: Path
+) -> None:
     common: Options = {"preprocess": Poisoned(poison), "batch": FixedBatch(1), "collate": collate, "workers": 2, "timeout_s": 1.0}
-    with Loader(range(40), **common) as loader:
+    with Loader(range(40), on_error=retried(num_retries, "raise"), **common) as loader:
         delivered, error = drain(loader)
     assert delivered == list(range(15))
     assert isinstance(error, kind)
     assert (error.seq, error.record) == (15, ("sequence", 15))  # type: ignore[attr-defined]
 
     log = tmp_path / "quarantine.jsonl"
-    with Loader(range(40), on_error=Quarantine(log=str(log)), **common) as loader:
+    with Loader(range(40), on_error=retried(num_retries, Quarantine(log=str(log))), **common) as loader:
         delivered, error = drain(loader)
         counts = loader.stats()["records"]
         state = loader.state_dict()
@@ -191,6 +200,46 @@ def test_a_poison_record_does_what_the_policy_says(poison: Callable[[int], Any],
     assert (counts["quarantined_records"], counts["delivered_samples"], counts["records"]) == (1, 39, 40)
     assert state["lanes"]["0"]["quarantined"] == [["sequence", 15]]
     assert [json.loads(line)["record"] for line in log.read_text().splitlines()] == [["sequence", 15]]
+
+
+class LeavesAtEachRun:
+    """Ends its worker at record 15 and passes the others through; counts the runs of that record in a file, for all processes."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+
+    def __call__(self, number: int) -> int:
+        if number == 15:
+            with self._runs.open("ab") as file:
+                file.write(b".")
+            os._exit(0)
+        return number
+
+
+@pytest.mark.parametrize(
+    ("on_error", "num_runs", "is_left_out"),
+    [
+        ("raise", 3, False),
+        (Quarantine(), 3, True),
+        ({WorkerError: Quarantine()}, 3, True),
+        ({OSError: Quarantine()}, 3, False),
+        (Retry(2, backoff_s=0.01), 5, False),
+        (Retry(2, backoff_s=0.01, then=Quarantine()), 5, True),
+    ],
+    ids=["raise", "quarantine", "quarantine-workers", "quarantine-others", "retry", "retry-quarantine"],
+)
+def test_a_record_that_ends_its_worker_three_times_is_poison(on_error: Any, num_runs: int, is_left_out: bool, tmp_path: Path) -> None:
+    """The deaths that show a record to be poison are one failure of it; each retry is one run more."""
+    runs = tmp_path / "runs"
+    with Loader(range(40), preprocess=LeavesAtEachRun(runs), batch=FixedBatch(1), collate=collate, workers=2, on_error=on_error) as loader:
+        delivered, error = drain(loader)
+    assert runs.stat().st_size == num_runs
+    if is_left_out:
+        assert (delivered, error) == ([number for number in range(40) if number != 15], None)
+    else:
+        assert delivered == list(range(15))
+        assert isinstance(error, WorkerError)
+        assert (error.seq, error.record) == (15, ("sequence", 15))
 
 
 def test_more_deaths_than_the_budget_allows_are_an_error() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import anyio
@@ -163,6 +166,10 @@ def ignore(record: int, _object: Any) -> int:
     return record
 
 
+def with_own(_record: int, own: int) -> int:
+    return own
+
+
 def die(record: str) -> str:
     if record.startswith("exit "):
         os._exit(int(record.removeprefix("exit ")))
@@ -186,6 +193,31 @@ def has_torch(_record: int) -> bool:
 def process_facts(_record: int) -> tuple[int, str, int]:
     with open("/proc/self/comm") as file:
         return os.getpid(), file.read().strip(), threading.active_count()
+
+
+def page_faults_of_large_buffers(num_rounds: int) -> int:
+    """Return how many pages were faulted in by making and dropping 32 MiB so many times, after the first."""
+    before = 0
+    for number in range(1 + num_rounds):
+        if number == 1:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        buffers = [np.ones(1 << 20) for _ in range(4)]
+        del buffers
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+class Meeting:
+    """What a worker has for itself, which takes until so many workers are making theirs."""
+
+    def __init__(self, folder: Path, num_workers: int) -> None:
+        self._folder = folder
+        self._num_workers = num_workers
+
+    def __call__(self) -> int:
+        (self._folder / str(os.getpid())).touch()
+        while len(list(self._folder.iterdir())) < self._num_workers:
+            time.sleep(0.001)
+        return os.getpid()
 
 
 class Unsendable:

@@ -59,6 +59,57 @@ async def test_the_next_chunk_goes_to_the_least_loaded_worker(zygote: ZygoteProc
     assert len(set(await in_pool("process", zygote, Preprocess(function=pool_cases.block_on), body))) == 1
 
 
+async def test_a_worker_holds_one_running_and_one_queued_chunk(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    """The others wait where any worker can still get them."""
+    pipes = [str(tmp_path / name) for name in "ab"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    loads: list[list[int]] = []
+
+    async def body(pool: Pool) -> list[Outcome]:
+        assert isinstance(pool, ProcessPool)
+        results: list[Outcome] = []
+
+        async def run(record: str) -> None:
+            results.append((await pool.run(chunk_of([record]))).outcome)
+            loads.append([len(worker.pending) for worker in pool._workers])
+
+        async with anyio.create_task_group() as tasks:
+            for record in [*pipes, *["/dev/null"] * 9]:
+                tasks.start_soon(run, record)
+            await wait_all_tasks_blocked()
+            loads.append([len(worker.pending) for worker in pool._workers])
+            for pipe in pipes:
+                await anyio.to_thread.run_sync(Path(pipe).write_text, "go")
+        return results
+
+    results = await in_pool("process", zygote, Preprocess(function=pool_cases.block_on), body)
+    assert len(results) == 11
+    assert loads[0] == [2, 2]
+    assert max(map(max, loads)) == 2
+
+
+async def test_workers_start_side_by_side(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    """Each makes its own object when it starts; here none is done before all have begun."""
+
+    async def body(pool: Pool) -> tuple[list[Outcome], list[int]]:
+        return await outcomes(pool, [chunk_of([number]) for number in range(8)]), pool.pids
+
+    preprocess = Preprocess(function=pool_cases.with_own, worker_init=pool_cases.Meeting(tmp_path, 4))
+    results, pids = await in_pool("process", zygote, preprocess, body, num_workers=4)
+    assert {outcome.samples[0] for outcome in results} == set(pids)
+
+
+async def test_a_worker_keeps_the_pages_of_large_buffers(zygote: ZygoteProcess) -> None:
+    """Given back to the system, 32 MiB are 8,192 faults, for each record anew."""
+
+    async def body(pool: Pool) -> Outcome:
+        return (await pool.run(chunk_of([20]))).outcome
+
+    outcome = await in_pool("process", zygote, Preprocess(function=pool_cases.page_faults_of_large_buffers), body, num_workers=1)
+    assert outcome.samples[0] < 1000
+
+
 # Deaths
 
 UNFORGIVING = RecoveryOptions(max_restarts_per_minute=0)
