@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.benchmarks.tree import tree_pids
 
-__all__ = ["Footprint", "footprint", "mapped_files", "memory", "open_files"]
+__all__ = ["Footprint", "footprint", "mapped_files", "mapping_at", "memory", "open_files"]
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
 
@@ -85,3 +85,13 @@ def mapped_files(pid: int) -> set[tuple[str, int]]:
         if len(fields) == 6:
             found.add((fields[5], int(fields[4])))
     return found
+
+
+def mapping_at(address: int) -> tuple[str, int]:
+    """Return (path, inode) of the file whose mapping by this process holds an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        first, last = (int(end, 16) for end in fields[0].split("-"))
+        if first <= address < last and len(fields) == 6:
+            return fields[5], int(fields[4])
+    raise ValueError(f"no file is mapped at {address:#x}")

@@ -32,6 +32,7 @@ from tests.contract.cases import (
     stack,
     zoo,
 )
+from tests.contract.footprint import mapped_files, mapping_at
 
 HOSTS = pytest.mark.parametrize("options", [INLINE, THREADS, PROCESSES], ids=name_of)
 
@@ -183,6 +184,20 @@ def check_photos(batches: list[Any], numbers: list[int]) -> None:
 def test_large_samples_written_in_place_arrive_as_they_were_made(options: Options, batch_size: int) -> None:
     with Loader(range(60), preprocess=photo, batch=FixedBatch(batch_size), collate=StackCollator(), end="pad", **options) as loader:
         check_photos([*loader, *loader], [*range(60)] * 2)
+
+
+@pytest.mark.parametrize("options", [THREAD_HOST, PROCESSES], ids=name_of)
+def test_the_batch_of_large_samples_is_the_memory_that_workers_wrote_to(options: Options) -> None:
+    """No copy is made: the trainer maps the very segment that the workers map. The first batches show how large one is."""
+    with Loader(range(80), preprocess=photo, batch=FixedBatch(4), collate=StackCollator(), buffer_size=8, **options) as loader:
+        kept = list(loader)  # so that no segment is used twice
+        of_workers = set().union(*(mapped_files(pid) for pid in loader.stats()["worker_pids"]))
+        of_batches = [{mapping_at(batch[name].data_ptr()) for name in ("image", "mask")} for batch in kept]
+    check_photos(kept, list(range(80)))
+    assert all(len(segments) == 1 for segments in of_batches)
+    in_place = [segments <= of_workers for segments in of_batches]
+    assert in_place[:1] == [False]
+    assert all(in_place[6:]), in_place
 
 
 @HOSTS
