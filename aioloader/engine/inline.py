@@ -117,11 +117,13 @@ class InlinePass:
         self._stages.order.add(1, 0.0)
         turns = self._assembler.take(stamps, outcome)
         while error is None:
+            started = time.perf_counter()
             try:
                 turn = next(turns, None)
             except Exception as failure:  # noqa: BLE001 - a batching may be the user's own
                 error = batching_error(failure)
                 break
+            self._stages.batch.add(0, time.perf_counter() - started)
             if turn is None:
                 break
             yield from self._collated(iter([turn]))

@@ -183,8 +183,10 @@ class Pipeline:
         self._is_reading = False
         try:
             while True:
+                asked = time.perf_counter()
                 taken = await self.budget.acquire(_MAX_READ)
                 started = time.perf_counter()
+                self._stages.source.add_wait(started - asked)
                 self._is_reading = True
                 try:
                     at, span = await reading.read(taken)
@@ -339,6 +341,7 @@ class Pipeline:
                 await self._let_go()
                 self.budget.changed()
                 return batching_error(error)
+            self._stages.batch.add(0, time.perf_counter() - started)
             if turn is None:
                 if not self._heap.has_next or self._is_kept_long:
                     await self._let_go()
@@ -375,7 +378,9 @@ class Pipeline:
     async def _let_go(self) -> None:
         """Send those that wait for company; until then nothing of what they took has come back."""
         self.budget.note_peaks()
+        started = time.perf_counter()
         await self._sink.flush()
+        self._stages.bridge.add(0, time.perf_counter() - started)
 
     async def _bring_back(self, batch: LaneBatch, stored: Stored) -> LaneBatch:
         """Return a micro-batch that was stored, once there is room for its records; nothing that comes after it can make some."""
@@ -396,7 +401,6 @@ class Pipeline:
             await self._sink.room()
             waited_s = time.perf_counter() - started
             begun_s += waited_s
-        self._stages.bridge.add(1, 0.0, waited_s)
         if turn.batch.stored is not None:
             turn = turn._replace(batch=await self._bring_back(turn.batch, turn.batch.stored))
             begun_s = time.perf_counter()
@@ -408,13 +412,16 @@ class Pipeline:
         else:
             ready = collate(turn, self._plan.collate, self._progress.state_after)
         self._is_collating = False
-        self._collate_s = time.perf_counter() - started
+        collated = time.perf_counter()
+        self._collate_s = collated - started
         self._stages.batch.add(ready.num_samples, self._collate_s)
         self._progress.num_delivered += 1
         ready.cause = self._causes.take()
         await self._sink.put(ready)
         self.budget.headroom_bytes = self._sink.headroom_bytes
-        self._slowest_s = max(time.perf_counter() - begun_s, self._slowest_s * _FORGETTING)
+        done = time.perf_counter()
+        self._stages.bridge.add(1, done - collated, waited_s)
+        self._slowest_s = max(done - begun_s, self._slowest_s * _FORGETTING)
         if self._sink.num_kept == 1:
             self._kept_since_s = begun_s
         if self._slowest_s > _QUICK_S or self._is_kept_long:

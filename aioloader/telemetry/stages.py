@@ -1,8 +1,13 @@
 """What each stage of the engine did and how long it waited.
 
-How to read them: a stage whose `occupancy` is near the number of its workers (preprocess) or 1 (the others) is the
-bottleneck; `wait_s` of `order` is time in which finished work waited for the record whose turn it was; `wait_s` of `bridge` is
-time in which batches waited for the trainer.
+stage       service_s                                     wait_s
+source      reading                                       for room: what is in flight is at its limit
+preprocess  in the workers                                of chunks: on their way, and behind others
+order       none: it only compares numbers                for the result whose turn it is
+batch       forming and collating micro-batches           none of its own: it waits where `order` does
+bridge      writing to shared memory and sending           for the trainer to take what is ready
+
+How to read them: a stage whose `occupancy` is near the number of its workers (preprocess) or 1 (the others) is the bottleneck.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aioloader import FixedBatch, Loader, Mesh, suggest_async_config
@@ -212,6 +213,57 @@ def test_the_times_that_advice_needs_are_measured(options: Options) -> None:
     assert 0.008 <= stats["mean_train_s"] < 0.03
     advice = suggest_async_config(stats["mean_preprocess_s"], stats["mean_train_s"], workers=1)
     assert 2 <= advice.workers <= 8
+
+
+def stages_of(source: Any, step_s: float, **options: Any) -> dict[str, tuple[float, float]]:
+    """Return the seconds at work and waiting of each stage over 35 steps of some length, those of the start left out."""
+    with Loader(source, batch=FixedBatch(2), collate=collate, buffer_size=8, prefetch_batches=2, **options) as loader:
+        for batch in loader:
+            if batch.step == 4:
+                before = loader.stats()["stages"]
+            time.sleep(step_s)
+        after = loader.stats()["stages"]
+    return {name: tuple(after[name][unit] - before[name][unit] for unit in ("service_s", "wait_s")) for name in after}
+
+
+@POOLS
+def test_behind_a_slow_trainer_the_source_waits_for_room_and_the_bridge_for_the_trainer(options: Options) -> None:
+    stages = stages_of(range(80), 0.02, **options)
+    for name in ("source", "bridge"):
+        service_s, wait_s = stages[name]
+        assert wait_s > 0.5 * 35 * 0.02, stages
+        assert 0 < service_s < 0.2 * wait_s, stages
+
+
+@POOLS
+def test_a_slow_source_is_at_work_nearly_all_the_time_and_holds_up_the_order(options: Options) -> None:
+    def slowly() -> Iterator[int]:
+        for number in range(80):
+            time.sleep(0.01)
+            yield number
+
+    stages = stages_of(slowly, 0.0, **options)
+    service_s, wait_s = stages["source"]
+    assert service_s > 0.5 * 70 * 0.01, stages
+    assert wait_s < 0.2 * service_s, stages
+    assert stages["order"][1] > 0.5 * service_s, stages
+    assert stages["bridge"][1] < 0.2 * service_s, stages
+
+
+def slow_and_large(samples: list[Any]) -> dict[str, Any]:
+    time.sleep(0.005)
+    return {"x": np.ones((len(samples), 1 << 18))}
+
+
+@POOLS
+def test_collating_and_copying_are_counted_where_they_are_done(options: Options) -> None:
+    """Each of 20 micro-batches takes 5 ms to collate and is 4 MiB to copy."""
+    with Loader(range(40), batch=FixedBatch(2), collate=slow_and_large, **options) as loader:
+        for _ in loader:
+            pass
+        stages = loader.stats()["stages"]
+    assert stages["batch"]["service_s"] >= 20 * 0.005
+    assert stages["bridge"]["service_s"] > 20 * 0.0002, stages
 
 
 def waits(preprocess: Callable[[int], int], **options: Any) -> list[float]:
