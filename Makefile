@@ -3,7 +3,7 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 BIN := .venv/bin
 
 .DEFAULT_GOAL := check
-.PHONY: check test test-long test-all chaos lint types imports demo examples bench clean
+.PHONY: check test test-long test-all slow chaos lint types imports demo examples bench clean
 
 check: test test-long lint types imports
 
@@ -16,6 +16,10 @@ test-long: .venv/.stamp
 
 test-all: .venv/.stamp
 	$(BIN)/pytest -m ""
+
+# Those that take minutes; `make examples` runs the examples.
+slow: .venv/.stamp
+	$(BIN)/pytest -m "slow and not chaos" --ignore tests/examples
 
 # Long runs under a killer; CHAOS_SEEDS=20 for more of them.
 chaos: .venv/.stamp

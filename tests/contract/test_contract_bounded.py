@@ -101,15 +101,18 @@ def test_a_slow_first_record_with_a_sidecar() -> None:
 
 
 @pytest.mark.parametrize("options", [THREADS, THREAD_HOST], ids=name_of)
-def test_reading_stops_when_the_trainer_does(options: Options) -> None:
+@pytest.mark.parametrize("buffer_size", [4, 32])
+def test_reading_stops_when_the_trainer_does(buffer_size: int, options: Options) -> None:
     source = Counting(5_000)
-    with Loader(source, preprocess=lambda number: number, batch=FixedBatch(4), collate=collate, buffer_size=32, **options) as loader:
+    with Loader(
+        source, preprocess=lambda number: number, batch=FixedBatch(4), collate=collate, buffer_size=buffer_size, **options
+    ) as loader:
         iterator = iter(loader)
         for taken in (1, 3):
             delivered = [next(iterator) for _ in range(taken)]
             assert len(delivered) == taken
             num_delivered = 4 * loader.stats()["delivered_batches"]
-            assert wait_until_steady(source) - num_delivered <= 32
+            assert wait_until_steady(source, settle_s=1.0) - num_delivered <= buffer_size
             assert loader.stats()["in_flight"] == source.num_read - num_delivered
         iterator.close()
 

@@ -75,11 +75,12 @@ def test_preprocessing_runs_once_per_record_in_the_job(options: Options, tmp_pat
             file.write(b"%d\n" % number)
         return number
 
-    for dp_rank in range(2):
-        mesh = Mesh(dp_rank=dp_rank, dp_size=2)
-        with Loader(range(64), preprocess=note, batch=FixedBatch(4), collate=collate, lanes=4, mesh=mesh, **options) as loader:
-            assert len(list(loader)) == 8
-    assert sorted(map(int, log.read_text().split())) == list(range(64))
+    for dp_rank in range(4):
+        mesh = Mesh(dp_rank=dp_rank, dp_size=4)
+        with Loader(range(100), preprocess=note, batch=FixedBatch(5), collate=collate, mesh=mesh, **options) as loader:
+            assert len(list(loader)) == 5
+        assert len(log.read_text().split()) == (dp_rank + 1) * 25
+    assert sorted(map(int, log.read_text().split())) == list(range(100))
 
 
 def test_tensor_and_pipeline_peers_deliver_the_same() -> None:

@@ -6,7 +6,10 @@ A number like K54 is a reported fault; `test_contract_coverage.py` lists them al
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ import torch
 
 from aioloader import ConfigError, FixedBatch, Loader, SequenceSource
 from aioloader.testing import resources
-from tests.contract.cases import INLINE, PROCESSES, THREAD_HOST, Options, as_list, collate, large, name_of, numbers, stack
+from tests.contract.cases import INLINE, PROCESSES, ROOT, THREAD_HOST, Options, as_list, collate, large, name_of, numbers, stack
 
 
 def samples(loader: Loader) -> list[Any]:
@@ -38,9 +41,9 @@ def proportional_bytes(pids: set[int]) -> int:
     return total
 
 
-def test_a_large_list_is_not_copied_page_by_page() -> None:
+@pytest.mark.parametrize("num_records", [200_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(60)])])
+def test_a_large_list_is_not_copied_page_by_page(num_records: int) -> None:
     """K47: workers get the records of a list and never the list."""
-    num_records = 200_000
     words = [f"word number {number} of a long list" for number in range(num_records)]
     list_bytes = sum(map(sys.getsizeof, words))
 
@@ -80,6 +83,40 @@ def test_shared_memory_lies_in_no_file_system_that_could_be_full(options: Option
     assert [float(batch["image"][0, 0, 0]) for batch in kept] == list(range(10))
     assert "/memfd:aioloader-" in maps, "the batches do lie in shared memory"
     assert not any(named.values()), named
+
+
+LARGE_BATCHES = """
+    import os
+    import numpy as np
+    from aioloader import FixedBatch, Loader
+
+    def preprocess(number):
+        return np.full(25 << 20, number, np.uint8)
+
+    def collate(samples):
+        return {"x": np.stack(samples)}
+
+    print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize)
+    with Loader(range(8), preprocess=preprocess, batch=FixedBatch(4), collate=collate, workers=1, memory_limit="512MiB") as loader:
+        for batch in loader:
+            print(*batch["x"].shape, *batch["x"].amin(1).tolist(), *batch["x"].amax(1).tolist())
+"""
+
+
+@pytest.mark.timeout(60)
+def test_batches_that_are_larger_than_all_of_dev_shm() -> None:
+    """K48: it has 64 MiB, each batch 100."""
+    own_mounts = ["unshare", "--user", "--map-root-user", "--mount"]
+    small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    if shutil.which("unshare") is None or subprocess.run([*own_mounts, "sh", "-c", small], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount anything")
+    command = [*own_mounts, "sh", "-c", f'{small} && exec "$0" -c "$1"', sys.executable, textwrap.dedent(LARGE_BATCHES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    size, *batches = done.stdout.splitlines()
+    assert int(size) == 64 << 20
+    rows = [" ".join(map(str, range(first, first + 4))) for first in (0, 4)]
+    assert batches == [f"4 {25 << 20} {numbers} {numbers}" for numbers in rows]
 
 
 def test_a_lock_in_an_argument_is_named_before_anything_starts_and_does_without_workers() -> None:
@@ -156,7 +193,8 @@ def test_a_worker_is_one_thread_on_the_cpus_of_the_trainer() -> None:
         (torch.rand(200, 200) @ torch.rand(200, 200)).sum()  # starts the threads that there would be
         return torch.get_num_threads(), len(list(Path("/proc/self/task").iterdir())), sorted(os.sched_getaffinity(0))
 
-    with Loader(range(16), preprocess=facts, batch=FixedBatch(2), collate=as_list, **PROCESSES) as loader:
+    four_workers: Options = {**PROCESSES, "workers": 4}
+    with Loader(range(64), preprocess=facts, batch=FixedBatch(2), collate=as_list, **four_workers) as loader:
         told = samples(loader)
     assert all(fact == (1, 1, sorted(os.sched_getaffinity(0))) for fact in told), told
 

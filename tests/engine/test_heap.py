@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,22 @@ def test_reorder_is_a_sort(data: st.DataObject, widths: list[int]) -> None:
     assert released == starts
     assert heap.pop() is None
     assert len(heap) == 0
+
+
+def test_nothing_comes_before_its_turn_in_10000_random_schedules() -> None:
+    """A058."""
+    chance = random.Random(58)
+    for _ in range(10_000):
+        schedule = list(range(chance.randint(1, 20)))
+        chance.shuffle(schedule)
+        heap: OrderedHeap[int] = OrderedHeap()
+        released: list[int] = []
+        for number in schedule:
+            heap.push(number, 1, number)
+            while (entry := heap.pop()) is not None:
+                assert entry == len(released)
+                released.append(entry)
+        assert len(released) == len(schedule)
 
 
 def test_entries_are_never_compared() -> None:
