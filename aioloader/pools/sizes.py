@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["approximate_nbytes", "sample_nbytes", "sizes_of"]
@@ -13,6 +13,9 @@ _LOOKED_AT_INSIDE = 4
 _DEPTH = 3
 _LITTLE_BYTES = 1 << 20
 _ALIKE_FACTOR = 2
+_UNKNOWN_NBYTES = 64
+_NUMBERS = frozenset({bool, int, float})
+_PLAIN = _NUMBERS | {str, bytes, bytearray, type(None)}
 
 
 def approximate_nbytes(samples: Sequence[Any]) -> int:
@@ -32,28 +35,37 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
 
 def sample_nbytes(sample: Any) -> int:
     """Return the bytes of one sample, or of a list of them; it is called for each record, so the usual kind comes first."""
-    if type(sample) is not dict:
-        return _nbytes(sample, _DEPTH)
-    total = 0
-    for value in sample.values():
-        nbytes = getattr(value, "nbytes", None)
-        total += nbytes if type(nbytes) is int else _nbytes(value, _DEPTH - 1)
-    return total
+    try:
+        if type(sample) is not dict:
+            return _nbytes(sample, _DEPTH)
+        total = 0
+        for value in sample.values():
+            nbytes = getattr(value, "nbytes", None)
+            total += nbytes if type(nbytes) is int else _nbytes(value, _DEPTH - 1)
+        return total
+    except Exception:  # noqa: BLE001 - an attribute of the user's may raise anything
+        return _UNKNOWN_NBYTES
 
 
 def _nbytes_of_all(values: Sequence[Any], depth: int, num_looked_at: int = _LOOKED_AT_INSIDE) -> int:
     if not values:
         return 0
     looked_at = values[:: max(1, len(values) // num_looked_at)]
-    return sum(_nbytes(value, depth) for value in looked_at) * len(values) // len(looked_at)
+    return sum([_nbytes(value, depth) for value in looked_at]) * len(values) // len(looked_at)
 
 
 def _nbytes(value: Any, depth: int) -> int:
-    nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes
-    if depth and isinstance(value, Mapping):
-        return sum(_nbytes(entry, depth - 1) for entry in value.values())
-    if depth and isinstance(value, list | tuple):
-        return _nbytes_of_all(value, depth - 1)
-    return sys.getsizeof(value, 64)
+    kind = type(value)
+    if kind in _PLAIN or not depth:
+        return sys.getsizeof(value, _UNKNOWN_NBYTES)
+    try:
+        if kind is list or kind is tuple:
+            return sys.getsizeof(value) if not value or type(value[0]) in _NUMBERS else _nbytes_of_all(value, depth - 1)
+        nbytes = getattr(value, "nbytes", None)
+        if isinstance(nbytes, int):
+            return nbytes
+        if isinstance(value, dict):
+            return sum([_nbytes(entry, depth - 1) for entry in value.values()])
+        return sys.getsizeof(value, _UNKNOWN_NBYTES)
+    except Exception:  # noqa: BLE001 - an attribute of the user's may raise anything
+        return _UNKNOWN_NBYTES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,9 +37,36 @@ def test_text_and_bytes_count(sample: Any) -> None:
     assert 100_000 <= sample_nbytes(sample) <= 100_200
 
 
-def test_nothing_known_is_something() -> None:
-    assert sample_nbytes(None) > 0
+class Odd:
+    """Its size cannot be asked for, in the ways that come to mind."""
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("not now")
+
+
+class Lazy(Mapping[str, Any]):
+    """Looking at its values would read a file."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise AssertionError("looked at")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("value", [None, 7, Odd(), Lazy(), {"x": Odd()}, [Odd()], SimpleNamespace(nbytes=len)], ids=repr)
+def test_nothing_known_is_something(value: Any) -> None:
+    assert 0 < sample_nbytes(value) < 500
+    assert sizes_of([value]) == [sample_nbytes(value)]
+
+
+def test_no_records_take_nothing() -> None:
     assert sizes_of([]) == []
+    assert approximate_nbytes([]) == 0
 
 
 @given(sizes=st.lists(st.sampled_from([8, 16, 100_000, 3_000_000]), max_size=200), is_last_large=st.booleans())
