@@ -263,8 +263,15 @@ class Budget:
     def _has_enough(self) -> bool:
         """Return whether the records that may start are worth a read, or are all that there will be."""
         free = self._free()
+        if self._is_unmeasured:
+            return free > 0
         enough = min(self._wanted, max(1, min(self.slots.limit, self._most()) // 4))  # both may change meanwhile
         return free >= enough or (free > 0 and self.slots.is_idle)
+
+    @property
+    def _is_unmeasured(self) -> bool:
+        """Return whether it matters how large results are, and none has shown it."""
+        return self.limit_bytes is not None and not self._is_measured
 
     @property
     def _num_unfinished(self) -> int:
@@ -276,7 +283,7 @@ class Budget:
         free = self.slots.free()
         if free <= 0 or self.limit_bytes is None:
             return free
-        if not self._is_measured:
+        if self._is_unmeasured:
             return max(0, min(free, self._num_unmeasured - self.slots.working))
         each = self._each_raw_bytes + self._each_made_bytes
         room = self.limit_bytes - self.headroom_bytes - self.in_flight_bytes - self._num_unfinished * self._each_made_bytes

@@ -228,6 +228,15 @@ async def test_few_records_start_before_their_size_is_known() -> None:
     assert await engine.start() == 1000 - 4
 
 
+async def test_each_worker_gets_one_before_their_size_is_known_also_where_the_source_gives_them_one_by_one() -> None:
+    engine = Engine(8, 1 << 30, num_unmeasured=2)
+    engine.budget.slots.start(1)
+    assert await engine.start() == 1
+    assert await engine.start() == 0
+    engine.finish(1, 100)
+    assert await engine.start() == 6
+
+
 async def test_records_start_only_while_they_fit_with_what_they_will_become() -> None:
     engine = Engine(1000, 1000)
     assert await engine.start(raw_bytes=10) == 4
