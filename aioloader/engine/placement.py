@@ -73,4 +73,4 @@ class Placement:
         whole, strides = self._reserved
         rooms: dict[str, Room] = {name: (dtype, shape, at + row * strides[name]) for name, (dtype, shape, at) in whole.rooms.items()}
         destination = Destination(whole.number, whole.nbytes, rooms, num_rows, whole.descriptor, whole.memory)
-        return Chunk(chunk.epoch, chunk.records, chunk.ids, destination)
+        return chunk._replace(destination=destination)

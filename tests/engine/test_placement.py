@@ -62,6 +62,15 @@ def test_rows_are_dealt_in_order_and_no_chunk_reaches_into_another_batch(batch_s
     assert all(len(rows) == batch_size for number, rows in dealt.items() if number < max(dealt))
 
 
+def test_a_chunk_with_a_destination_is_the_same_chunk() -> None:
+    chunk = Chunk(3, [1, 2], [("shard", 1), ("shard", 2)], raw_nbytes=7, max_bytes=5)
+    placement = Placement(2, Ledger(0))
+    placement.limit(2)
+    placed = placement.place(chunk)
+    assert placed.destination is not None
+    assert placed._replace(destination=None) == chunk
+
+
 def test_an_epoch_starts_a_batch() -> None:
     placement = Placement(4, Ledger(0))
     cut(placement, 3)
