@@ -104,7 +104,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Block:
-    """An outcome with what it cost: seconds in the worker of that name, bytes of the result, bytes of the records on their way."""
+    """An outcome with what it cost: seconds in the worker of that name, bytes of the result, bytes on their way of the records done."""
 
     outcome: Outcome
     worker: str

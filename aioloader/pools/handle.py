@@ -23,8 +23,9 @@ _MAX_STACK_BYTES = 1 << 16
 class Pending:
     """A chunk that a worker holds."""
 
-    def __init__(self, raw_nbytes: int) -> None:
-        self.raw_nbytes = raw_nbytes
+    def __init__(self, num_records: int, raw_nbytes: int) -> None:
+        self._num_records = num_records
+        self._raw_nbytes = raw_nbytes
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sent_ns = time.monotonic_ns()
         self.is_sent = False
@@ -32,6 +33,10 @@ class Pending:
         self.death: WorkerError | None = None
         self.running: int | None = None
         """Index of the record that was running when the worker died, None if it had not begun this chunk."""
+
+    def raw_nbytes_of(self, num_records: int) -> int:
+        """Return what so many of its records took on their way."""
+        return self._raw_nbytes * num_records // max(1, self._num_records)
 
     def finish(self) -> None:
         """Wake the caller, if it still waits."""

@@ -113,7 +113,7 @@ class ProcessPool:
             return await self._run_movable(chunk)
         number = worker.next_number
         worker.next_number += 1
-        pending = worker.pending[number] = Pending(encoded.nbytes)
+        pending = worker.pending[number] = Pending(len(chunk.records), encoded.nbytes)
         try:
             body = memoryview(bytearray(encoded.nbytes))
             write(encoded, body)
@@ -321,7 +321,8 @@ class ProcessPool:
                 outcome = Outcome(num_done, counts, decode(sizes, memory, elsewhere), failure)
             except Exception as error:  # noqa: BLE001 - a foreign __setstate__ may raise anything
                 outcome = Outcome(0, [], [], describe_failure(error))
-            pending.block = Block(outcome, f"{worker.name} (pid {worker.pid})", service_s, nbytes + placed_nbytes, pending.raw_nbytes)
+            name, raw_nbytes = f"{worker.name} (pid {worker.pid})", pending.raw_nbytes_of(outcome.num_done)
+            pending.block = Block(outcome, name, service_s, nbytes + placed_nbytes, raw_nbytes)
             if not isinstance(outcome.samples, SampleColumns):  # they were unpickled to memory of their own
                 self._held.hold_with(pending.block, nbytes)
             pending.finish()

@@ -88,9 +88,8 @@ class ThreadPool:
         started = time.perf_counter()
         outcome = await worker.thread.call(self._work, asyncio.get_running_loop(), worker, chunk)
         service_s = time.perf_counter() - started
-        return Block(
-            outcome, f"{worker.number} (thread)", service_s, approximate_nbytes(outcome.samples), approximate_nbytes(chunk.records)
-        )
+        raw_nbytes = approximate_nbytes(chunk.records[: outcome.num_done])
+        return Block(outcome, f"{worker.number} (thread)", service_s, approximate_nbytes(outcome.samples), raw_nbytes)
 
     def _work(self, loop: asyncio.AbstractEventLoop, worker: _Worker, chunk: Chunk) -> Outcome:
         """Run a chunk, in its thread. The thread is free when it is done, not when its caller stops waiting."""

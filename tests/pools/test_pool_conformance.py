@@ -12,7 +12,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from aioloader.errors import ConfigError
-from aioloader.pools.chunk import Outcome
+from aioloader.pools.chunk import Block, Outcome
 from aioloader.pools.rng import SwappedSeeding
 from aioloader.pools.runner import Preprocess, Runner
 from aioloader.runtime.spawn import ZygoteProcess
@@ -78,6 +78,20 @@ async def test_a_failure_keeps_its_place(kind: str, zygote: ZygoteProcess) -> No
     assert block.service_s > 0
     assert block.worker
     assert plain(after) == (2, [1, 1], [8, 9])
+
+
+@every_pool
+async def test_records_that_were_not_run_took_nothing_yet(kind: str, zygote: ZygoteProcess) -> None:
+    """They come again, and would count twice."""
+    records = [bytes([number]) * 50_000 for number in range(10)]
+
+    async def body(pool: Pool) -> list[Block]:
+        return [await pool.run(chunk_of(records)), await pool.run(chunk_of(records)._replace(max_bytes=120_000))]
+
+    whole, stopped = await in_pool(kind, zygote, Preprocess(function=pool_cases.passed_on), body)
+    assert (whole.outcome.num_done, stopped.outcome.num_done) == (10, 3)
+    assert whole.raw_nbytes >= 500_000
+    assert stopped.raw_nbytes == pytest.approx(0.3 * whole.raw_nbytes, rel=0.01)
 
 
 @every_pool
