@@ -40,6 +40,7 @@ class Attempt:
         self._chunk = chunk
         self._start = 0
         self._blocks: list[Block] = []
+        self._made_bytes = 0
         self._num_failures = 0
         self._delay_s = 0.0
 
@@ -64,6 +65,8 @@ class Attempt:
                 delay_s, self._delay_s = self._delay_s, 0.0
                 if (self._start, end) != (0, len(chunk.ids)):
                     chunk = chunk.split(end)[0].split(self._start)[1]
+                if chunk.max_bytes is not None:
+                    chunk = chunk._replace(max_bytes=max(0, chunk.max_bytes - self._made_bytes))
                 return Step(chunk, delay_s)
             self._leave_out(None, None)
         return None
@@ -74,6 +77,7 @@ class Attempt:
         if block.outcome.num_done:
             self._num_failures = 0
             self._start += block.outcome.num_done
+            self._made_bytes += block.nbytes
             self._blocks.append(block if failure is None else replace(block, outcome=block.outcome._replace(failure=None)))
         if failure is None:
             return
