@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import NamedTuple
 
 from aioloader.engine.assembler import Stamps
@@ -78,7 +77,7 @@ class Attempt:
             self._num_failures = 0
             self._start += block.outcome.num_done
             self._made_bytes += block.nbytes
-            self._blocks.append(block if failure is None else replace(block, outcome=block.outcome._replace(failure=None)))
+            self._blocks.append(block if failure is None else block.with_failure(None))
         if failure is None:
             return
         self._num_failures += 1

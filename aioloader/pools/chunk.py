@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from aioloader.errors import AioLoaderError
@@ -104,10 +104,18 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Block:
-    """An outcome with what it cost: seconds in the worker of that name, bytes of the result, bytes on their way of the records done."""
+    """An outcome with what it cost: seconds in the worker of that name, bytes of the result, bytes on their way of the records done.
+
+    `parts` are the blocks that it was made of: what their samples hold is counted for as long as they are there.
+    """
 
     outcome: Outcome
     worker: str
     service_s: float
     nbytes: int = 0
     raw_nbytes: int = 0
+    parts: Sequence[Block] = ()
+
+    def with_failure(self, failure: Failure | None) -> Block:
+        """Return the same block with another failure, or none."""
+        return replace(self, outcome=self.outcome._replace(failure=failure), parts=(self,))

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -172,7 +171,7 @@ class ProcessPool:
             block = await self.run(chunk.split(index)[0])
         if block.outcome.num_done < index:
             return block
-        return replace(block, outcome=block.outcome._replace(failure=failure))
+        return block.with_failure(failure)
 
     def retire(self, numbers: Sequence[int]) -> None:
         """Let the workers forget segments that were destinations."""

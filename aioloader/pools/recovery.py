@@ -92,4 +92,5 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         num_done += one.num_done
     outcome = Outcome(num_done, counts, samples, outcomes[-1].failure, quarantined)
     service_s = sum(block.service_s for block in blocks)
-    return Block(outcome, blocks[-1].worker, service_s, sum(block.nbytes for block in blocks), sum(block.raw_nbytes for block in blocks))
+    nbytes, raw_nbytes = sum(block.nbytes for block in blocks), sum(block.raw_nbytes for block in blocks)
+    return Block(outcome, blocks[-1].worker, service_s, nbytes, raw_nbytes, tuple(blocks))

@@ -10,6 +10,7 @@ from aioloader.engine.attempt import Attempt
 from aioloader.faults import FaultPolicy, Quarantine, class_names
 from aioloader.pools.chunk import Block, Chunk, Failure, Outcome
 from aioloader.protocols import RecordId
+from aioloader.runtime.segments import HeldBytes
 
 
 def run(chunk: Chunk, sizes: list[int | None]) -> Block:
@@ -45,3 +46,18 @@ def test_samples_of_all_runs_together_take_no_more_than_a_chunk_may(sizes: list[
     last = made[-1] if made else 0
     assert list(made) == [size for size in sizes[: attempt.num_taken] if size is not None]
     assert sum(made) - last <= max_bytes
+
+
+def test_what_samples_hold_is_counted_until_all_that_was_made_of_them_is_gone() -> None:
+    held, sizes = HeldBytes(), [50, None, 20]
+    ids: list[RecordId] = [("shard", row) for row in range(3)]
+    attempt = Attempt(FaultPolicy(Quarantine()), (), Stamps([0] * 3, range(3), ids), Chunk(0, range(3), ids))
+    while (step := attempt.step()) is not None:
+        part = run(step.chunk, sizes)
+        held.hold_with(part, part.nbytes)
+        attempt.ran(part)
+    whole = attempt.block
+    del attempt, part
+    assert (whole.nbytes, held.total) == (70, 70)
+    del whole
+    assert held.total == 0
