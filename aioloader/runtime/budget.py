@@ -143,8 +143,8 @@ class Budget:
         """Of results that are being made, by what was foretold."""
         self._each_raw_bytes = 0.0
         self._each_made_bytes = 0.0
-        self._raw_factor = 1.0
-        """What records take on their way to a worker, beside what they seem to take where they were read."""
+        self._hidden_bytes = 0.0
+        """What a record takes on its way to a worker, beyond what it seems to take where it was read."""
         self._is_measured = False
         self._wanted = 1
         self._changed = Signal()
@@ -164,8 +164,8 @@ class Budget:
 
     def note_read(self, sizes: Sequence[int]) -> Sequence[int]:
         """Learn what records seem to take that were just read; return what they count for as long as they wait or are run."""
-        if self._raw_factor > 1.0:
-            sizes = [int(size * self._raw_factor) for size in sizes]
+        if hidden_bytes := int(self._hidden_bytes):
+            sizes = [size + hidden_bytes for size in sizes]
         self._each_raw_bytes = max(sum(sizes) / max(1, len(sizes)), self._each_raw_bytes * _FORGETTING)
         return sizes
 
@@ -193,10 +193,8 @@ class Budget:
 
     def observe_raw(self, num_records: int, raw_bytes: int, seeming_bytes: int) -> None:
         """Learn by how much records take more than they seem to, such as objects of classes that nothing is known of."""
-        if raw_bytes - seeming_bytes > num_records * _OVERHEAD_BYTES:
-            self._raw_factor = max(self._raw_factor * _FORGETTING, raw_bytes / max(1, seeming_bytes))
-        else:
-            self._raw_factor = max(1.0, self._raw_factor * _FORGETTING)
+        hidden_bytes = (raw_bytes - seeming_bytes) / max(1, num_records)
+        self._hidden_bytes = max(self._hidden_bytes * _FORGETTING, hidden_bytes if hidden_bytes > _OVERHEAD_BYTES else 0.0)
 
     def num_admitted(self, num_wanted: int, *, is_next: bool, is_placed: bool = False) -> int:
         """Return how many records that were read may be given to a worker now: those wanted, or none; `on_room` tells when to ask again.
