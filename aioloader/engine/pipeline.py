@@ -245,20 +245,19 @@ class Pipeline:
             self._next_index += len(chunk.records)
             if not len(self._queue):
                 self._queued.notify()
-        first, stamps, chunk = self._left[0]
+        first, _, chunk = self._left[0]
         number = self._work.num_admitted(chunk, is_next=self._heap.is_next(first))
         if not number:
             return None
         cut = heapq.heappop(self._left)
-        if number == len(chunk.records):
-            return cut
-        self._put_back(cut, number)
-        return _Cut(first, stamps.part(0, number), chunk.split(number)[0])
+        return cut if number == len(chunk.records) else self._put_back(cut, number)
 
-    def _put_back(self, cut: _Cut, number: int) -> None:
-        """Leave what comes after so many records to whoever is free; it comes before all others."""
-        heapq.heappush(self._left, _Cut(cut.first + number, cut.stamps.part(number), cut.chunk.split(number)[1]))
+    def _put_back(self, cut: _Cut, number: int) -> _Cut:
+        """Leave what comes after so many records to whoever is free, before all others; return these records."""
+        part, rest = cut.chunk.split(number)
+        heapq.heappush(self._left, _Cut(cut.first + number, cut.stamps.part(number), rest))
         self._queued.notify()
+        return _Cut(cut.first, cut.stamps.part(0, number), part)
 
     async def _process(self, cut: _Cut) -> None:
         number = len(cut.chunk.records)

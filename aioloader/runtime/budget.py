@@ -170,7 +170,7 @@ class Budget:
         return sizes
 
     def hold_raw(self, nbytes: int) -> None:
-        """Count raw records that wait for a worker."""
+        """Count raw records that were read; uncount, where negative, those whose results are there."""
         self._raw_bytes += nbytes
 
     def begin(self, nbytes: int) -> None:
