@@ -104,10 +104,14 @@ class Assembler:
         """Count a record of a ragged end that its lane does not take."""
         self._lanes[lane].drop_record()
 
-    def take(self, stamps: Stamps, outcome: Outcome) -> Iterator[Turn]:
-        """Take the records of an outcome in order and yield the micro-batches whose turn comes."""
+    def take(self, stamps: Stamps, outcome: Outcome, each_bytes: float = 0.0) -> Iterator[Turn]:
+        """Take the records of an outcome in order and yield the micro-batches whose turn comes.
+
+        While a record is in one that is not complete, its samples take `each_bytes` that nobody else counts.
+        """
         num_runs = self._num_runs(stamps, outcome)
         if num_runs:
+            self._slots.hold(outcome.num_done, each_bytes)
             yield from self._take_runs(stamps, outcome, num_runs)
             return
         ids, samples = list(stamps.ids), list(outcome.samples)
@@ -121,7 +125,7 @@ class Assembler:
             made: Sequence[Sample] = samples[at : at + count]
             if is_left_out := self._is_left_out(ids[index], left_out.get(index)):
                 made = ()
-            self._slots.hold(1)
+            self._slots.hold(1, each_bytes)
             for batch in lane.take(stamps.seqs[index], ids[index], made, is_left_out=is_left_out):
                 num_batched += batch.num_records
                 yield from self._enqueue(lane, batch)
@@ -130,7 +134,6 @@ class Assembler:
 
     def _take_runs(self, stamps: Stamps, outcome: Outcome, num_lanes: int) -> Iterator[Turn]:
         """Take an outcome all of whose records gave one sample each, lane by lane: the turns do not depend on which lane is first."""
-        self._slots.hold(outcome.num_done)
         for first, number in enumerate(stamps.lanes[:num_lanes]):
             part = slice(first, outcome.num_done, num_lanes)
             lane = self._lanes[number]

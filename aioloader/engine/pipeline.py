@@ -283,8 +283,9 @@ class Pipeline:
             entry = await self._next_in_order()
             error = None if isinstance(entry, _EpochEnd) else entry.error
             if isinstance(entry, _Ran):
-                self.budget.num_finished -= entry.block.outcome.num_done
-                error = await self._hand_over_all(self._assembler.take(entry.stamps, entry.block.outcome)) or error
+                turns = self._take(entry)
+                entry = None  # from here on what its block held counts as open
+                error = await self._hand_over_all(turns) or error
                 if self._assembler.newly_quarantined:
                     await self._log_quarantined()
             elif isinstance(entry, _EpochEnd) and (state := await self._finish_epoch(entry)) is not None:
@@ -292,6 +293,11 @@ class Pipeline:
             if error is not None:
                 await self._hand_over_all(self._assembler.end_early())
                 raise error
+
+    def _take(self, ran: _Ran) -> Iterator[Turn]:
+        """Return the micro-batches whose turn comes with these records."""
+        self.budget.num_finished -= ran.block.outcome.num_done
+        return self._assembler.take(ran.stamps, ran.block.outcome, self._work.each_bytes(ran.block))
 
     async def _log_quarantined(self) -> None:
         """Write down the records that were left out, in order."""

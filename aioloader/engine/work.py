@@ -51,7 +51,6 @@ class Work:
         self._stages = stages
         self._chunk_size = ChunkSize(num_slots=pool.capacity, buffer_size=plan.buffer_size or MAX_BUFFER, memory_limit=plan.memory_limit)
         self._placement = _placement(plan, pool, sink)
-        self._is_in_columns = True
         self._num_hops = 0
         self._cpu_s = time.thread_time()
         self.budget = Budget(self._max_records(), plan.memory_limit, self._held_bytes, num_unmeasured=pool.num_workers)
@@ -104,7 +103,6 @@ class Work:
         self._count_hop()
         self._stages.preprocess.add(num_done, block.service_s, time.perf_counter() - started - block.service_s)
         self._chunk_size.observe(num_done, block.service_s, block.nbytes)
-        self._is_in_columns = isinstance(block.outcome.samples, SampleColumns)
         self.budget.slots.limit = self._max_records()
         self.budget.num_finished += num_done
         self.budget.observe(num_done, block.raw_nbytes, block.nbytes)
@@ -128,6 +126,16 @@ class Work:
                 break
         return Ran(attempt.num_taken, attempt.block, attempt.error)
 
+    def each_bytes(self, block: Block) -> float:
+        """Return what a record of a block takes that the pool does not count once the block is gone."""
+        return self._uncounted_bytes(block) / max(1, block.outcome.num_done)
+
+    def _uncounted_bytes(self, block: Block) -> int:
+        if block.parts:
+            return sum(map(self._uncounted_bytes, block.parts))
+        views_what_is_counted = self._pool.held_bytes is not None and isinstance(block.outcome.samples, SampleColumns)
+        return 0 if views_what_is_counted else block.nbytes
+
     def _count_hop(self) -> None:
         """Measure, now and then, what a chunk costs this thread."""
         self._num_hops += 1
@@ -144,9 +152,7 @@ class Work:
         held = self._pool.held_bytes
         if held is None:
             held = self.budget.estimated_bytes(self.budget.num_finished)
-        elif self._is_in_columns:  # samples in incomplete micro-batches view what the pool counts
-            return self._sink.waiting_bytes + held
-        return self._sink.waiting_bytes + held + self.budget.estimated_bytes(self.budget.slots.open)
+        return self._sink.waiting_bytes + held + int(self.budget.slots.open_bytes)
 
 
 def _placement(plan: Plan, pool: Pool, sink: Sink) -> Placement | None:

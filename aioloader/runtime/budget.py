@@ -29,6 +29,8 @@ class Slots:
         """Kept free for one micro-batch that is not in memory and comes back."""
         self.working = 0
         self.open = 0
+        self.open_bytes = 0.0
+        """What open records take that nobody else counts; which of them are large is not known."""
         self.ready = 0
         self.peak = 0
 
@@ -66,23 +68,26 @@ class Slots:
         """Uncount records that turned out not to be there, not to be ours, or to yield nothing."""
         self.working -= num_records
 
-    def hold(self, num_records: int = 1) -> None:
+    def hold(self, num_records: int = 1, each_bytes: float = 0.0) -> None:
         """Move records from working to open."""
         self.working -= num_records
         self.open += num_records
+        self.open_bytes += num_records * each_bytes
 
     def complete(self, num_records: int) -> None:
         """Move records from open to ready: their micro-batch can be delivered."""
-        self.open -= num_records
+        self.discard(num_records)
         self.ready += num_records
 
     def discard(self, num_records: int) -> None:
         """Uncount open records whose incomplete micro-batch is dropped."""
+        if self.open_bytes:
+            self.open_bytes = self.open_bytes / self.open * (self.open - num_records) if self.open > num_records else 0.0
         self.open -= num_records
 
     def put_aside(self, num_records: int) -> None:
         """Uncount open records that leave memory for a while."""
-        self.open -= num_records
+        self.discard(num_records)
         self.reserved = max(self.reserved, min(num_records, self.limit // 2))
 
     def has_room_for(self, num_records: int) -> bool:

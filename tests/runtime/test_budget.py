@@ -20,6 +20,7 @@ class SlotsMachine(RuleBasedStateMachine):
         self.slots = Slots(limit)
         self.batch = batch
         self.working = self.open = self.ready = 0
+        self.sizes: set[float] = set()
 
     @precondition(lambda self: self.slots.free())
     @rule(data=st.data())
@@ -35,10 +36,14 @@ class SlotsMachine(RuleBasedStateMachine):
             assert self.open
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data(), filtered=st.booleans())
-    def finish(self, data: st.DataObject, *, filtered: bool) -> None:
+    @rule(data=st.data(), filtered=st.booleans(), each_bytes=st.sampled_from([1.0, 3.0, 4e6]))
+    def finish(self, data: st.DataObject, *, filtered: bool, each_bytes: float) -> None:
         count = data.draw(st.integers(1, self.working))
-        (self.slots.drop if filtered else self.slots.hold)(count)
+        if filtered:
+            self.slots.drop(count)
+        else:
+            self.slots.hold(count, each_bytes)
+            self.sizes.add(each_bytes)
         self.working -= count
         self.open += 0 if filtered else count
 
@@ -67,6 +72,14 @@ class SlotsMachine(RuleBasedStateMachine):
         self.slots.note_peak()
         assert self.slots.in_flight == self.working + self.open + self.ready <= self.slots.peak
         assert self.slots.free() >= 0
+
+    @invariant()
+    def open_records_take_what_such_records_do(self) -> None:
+        if self.open:
+            assert min(self.sizes) * 0.999 <= self.slots.open_bytes / self.open <= max(self.sizes) * 1.001
+        else:
+            assert self.slots.open_bytes == 0
+            self.sizes.clear()
 
     @invariant()
     def always_goes_on(self) -> None:
@@ -370,6 +383,17 @@ def test_what_comes_back_from_elsewhere_finds_room_within_the_limit() -> None:
     assert not slots.has_room_for(2)
     slots.deliver(3)
     assert slots.has_room_for(2)
+
+
+def test_small_records_that_are_open_count_as_small_once_others_are_large() -> None:
+    slots = Slots(1000)
+    slots.start(600)
+    slots.hold(500, 32.0)
+    slots.complete(498)
+    assert slots.open_bytes == pytest.approx(2 * 32)
+    slots.hold(1, 4e6)
+    slots.complete(3)
+    assert (slots.open, slots.open_bytes) == (0, 0)
 
 
 def test_a_micro_batch_larger_than_the_limit_reserves_no_more_than_half_of_it() -> None:
