@@ -69,10 +69,13 @@ class Slots:
         self.working -= num_records
 
     def hold(self, num_records: int = 1, each_bytes: float = 0.0) -> None:
-        """Move records from working to open."""
+        """Move records from working to open, or back where negative."""
         self.working -= num_records
-        self.open += num_records
-        self.open_bytes += num_records * each_bytes
+        if num_records < 0:
+            self.discard(-num_records)
+        else:
+            self.open += num_records
+            self.open_bytes += num_records * each_bytes
 
     def complete(self, num_records: int) -> None:
         """Move records from open to ready: their micro-batch can be delivered."""

@@ -88,7 +88,7 @@ def _run(workload: Workload, options: argparse.Namespace, settings: Settings, ro
         [name for name in workload.contestants if name in options.contestants],
         settings,
         num_records=num_records,
-        rounds=rounds,
+        rounds=min(rounds, workload.max_rounds),
         timeout_s=options.timeout,
         note=lambda text: print(text, file=sys.stderr, flush=True),
     )

@@ -1,14 +1,34 @@
-"""What aioloader must reach on a workload, and whether it did. Pure: medians in, verdicts out."""
+"""What aioloader must reach on a workload, and whether it did. Pure: numbers in, verdicts out.
+
+A machine that is slow for a minute is slow for all contestants of a round: they are compared round by round, and the median of what
+these give counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks.contestants import CONTESTANTS, DATALOADERS, OURS, REFERENCES
 
-__all__ = ["BEST_ORDERED_PEER", "BEST_PEER", "DATALOADER", "SCALED_SERIAL", "Goal", "Medians", "Verdict", "best_of", "judge", "reference"]
+__all__ = [
+    "BEST_ORDERED_PEER",
+    "BEST_PEER",
+    "DATALOADER",
+    "SCALED_SERIAL",
+    "Goal",
+    "Medians",
+    "Rounds",
+    "Verdict",
+    "best_of",
+    "judge",
+    "medians_of",
+    "reference",
+]
 
+Rounds = Mapping[str, Mapping[str, Sequence[float]]]
+"""Contestant -> number -> its value in each round."""
 Medians = Mapping[str, Mapping[str, float]]
 """Contestant -> number -> median over the rounds."""
 
@@ -22,7 +42,7 @@ _SUBJECT = "aioloader"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A bound on one of aioloader's numbers: by itself, divided by a reference, or minus a reference.
+    """A bound on one of aioloader's numbers: by itself, divided by a reference of the same round, or minus one.
 
     A reference is a contestant, or one of `DATALOADER` (the better of its variants), `BEST_PEER`, `BEST_ORDERED_PEER` and
     `SCALED_SERIAL` (what the workers would reach if each did as much as a single process alone).
@@ -55,28 +75,38 @@ class Verdict:
     is_reached: bool | None
 
 
-def judge(goal: Goal, medians: Medians, *, workers: int) -> Verdict:
-    """Return whether the medians reach the goal."""
-    value = medians.get(_SUBJECT, {}).get(goal.number)
+def judge(goal: Goal, rounds: Rounds, *, workers: int) -> Verdict:
+    """Return whether the rounds reach the goal."""
+    values = rounds.get(_SUBJECT, {}).get(goal.number)
     against = goal.over if goal.over is not None else goal.minus
     if against is not None:
-        found = reference(against, goal.number, medians, workers=workers, is_rate=goal.at_least is not None)
-        if value is None or found is None or (goal.over is not None and found == 0):
+        others = reference(against, goal.number, rounds, workers=workers, is_rate=goal.at_least is not None)
+        if values is None or others is None or (goal.over is not None and 0 in others):
             return Verdict(goal=goal, value=None, is_reached=None)
-        value = value / found if goal.over is not None else value - found
-    if value is None:
+        pairs = zip(values, others, strict=True)
+        values = [one / other if goal.over is not None else one - other for one, other in pairs]
+    if values is None:
         return Verdict(goal=goal, value=None, is_reached=None)
+    value = statistics.median(values)
     is_reached = value >= goal.at_least if goal.at_least is not None else goal.at_most is not None and value <= goal.at_most
     return Verdict(goal=goal, value=value, is_reached=is_reached)
 
 
-def reference(name: str, number: str, medians: Medians, *, workers: int, is_rate: bool) -> float | None:
-    """Return the number of a reference, the best of several; None where none of them was measured. `is_rate`: more is better."""
+def medians_of(rounds: Rounds) -> Medians:
+    """Return the median of each number."""
+    return {contestant: {name: statistics.median(values) for name, values in numbers.items()} for contestant, numbers in rounds.items()}
+
+
+def reference(name: str, number: str, rounds: Rounds, *, workers: int, is_rate: bool) -> Sequence[float] | None:
+    """Return a number of a reference in each round; None where it was not measured. Of several, the best by its median.
+
+    `is_rate`: more is better.
+    """
     if name == SCALED_SERIAL:
-        alone = medians.get("serial", {}).get(number)
-        return None if alone is None else workers * alone
-    best = best_of(name, number, medians, is_rate=is_rate)
-    return None if best is None else medians[best][number]
+        alone = rounds.get("serial", {}).get(number)
+        return None if alone is None else [workers * one for one in alone]
+    best = best_of(name, number, medians_of(rounds), is_rate=is_rate)
+    return None if best is None else rounds[best][number]
 
 
 def best_of(name: str, number: str, medians: Medians, *, is_rate: bool) -> str | None:

@@ -24,7 +24,7 @@ def as_markdown(found: Mapping[str, Any]) -> str:
         for part in (
             _head(found),
             _table(["workload", "number", "aioloader", "best `DataLoader`", BEST_PEER, "reference", "goals"], _rows(measured, medians)),
-            "\n".join(_notes(measured, medians)),
+            "\n".join(_notes(measured, medians, found["rounds"])),
             "All contestants:",
             _table(["contestant", *(f"`{name}`: {WORKLOADS[name].headline}" for name in medians)], _contestants(medians)),
         )
@@ -39,7 +39,8 @@ def _head(found: Mapping[str, Any]) -> str:
         f"Medians of {found['rounds'] or 'no'} rounds{' (QUICK: NUMBERS NOT TO BELIEVE)' if found['is_quick'] else ''} with "
         f"{found['workers']} workers on {machine['cores']} cores of {machine['processor']} ({found['date'][:10]}{duration}; "
         f"`{found['command']}`), "
-        f"with {', '.join(f'{name} {version}' for name, version in versions.items())}. In brackets: the second number of the row."
+        f"with {', '.join(f'{name} {version}' for name, version in versions.items())}. In brackets: the second number of the row. Goals "
+        "that name another contestant compare within each round; the median of these ratios, or differences, counts."
     )
 
 
@@ -71,9 +72,11 @@ def _contestants(medians: Mapping[str, Medians]) -> Iterable[list[str]]:
             yield [contestant, *shown]
 
 
-def _notes(measured: Mapping[str, Any], medians: Mapping[str, Medians]) -> Iterable[str]:
+def _notes(measured: Mapping[str, Any], medians: Mapping[str, Medians], usual_rounds: int) -> Iterable[str]:
     """Return who took no part, and why goals were missed: once for goals that have the same reason."""
     for name, workload in measured.items():
+        if WORKLOADS[name].max_rounds < usual_rounds:
+            yield f"- `{name}` was run {WORKLOADS[name].max_rounds} times only."
         absent = [one for one in WORKLOADS[name].contestants if one not in medians[name]]
         if absent:
             yield f"- `{name}` was run without {', '.join(absent)}."

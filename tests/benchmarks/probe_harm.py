@@ -1,7 +1,10 @@
-"""What a loader does to the training step beside it: the same step, timed without a loader and while one runs.
+"""What a loader does to the training step beside it: the same step, timed while it rests and while it works.
 
 The step is many small torch operations in one thread, as of a small model on the CPU or of launching kernels: the kind that
 suffers when another thread wants the interpreter lock. Getting the batch is not part of it.
+
+A loader rests once it has as many batches ready as it keeps. So a few steps without it and a few beside it can follow each other
+within a quarter of a second, and a machine whose speed changes from second to second changes both.
 """
 
 from __future__ import annotations
@@ -17,30 +20,36 @@ from tests.benchmarks.task import Measurement
 __all__ = ["measure"]
 
 _SIDE = 24
-_WARM_UP = 10
+_BLOCK = 20
+"""Steps in a row."""
+_REST_S = 0.05
+"""Within this, any loader here has made the batches that it keeps ready."""
 
 
-def measure(feed: Feed, step_s: float, num_steps: int, digest: Digest) -> Measurement:
-    """Time `num_steps` steps before, beside and after the loader; the median beside it over the median of the others."""
+def measure(feed: Feed, step_s: float, digest: Digest) -> Measurement:
+    """Time a step for each batch, and as many without: the median over blocks of how much longer the median step of a block takes."""
     import torch
 
     torch.set_num_threads(1)
     step = _Step(torch, step_s)
-    alone = [step.timed() for _ in range(num_steps)]
-    beside = []
+    alone: list[list[float]] = []
+    beside: list[list[float]] = []
+    arrivals_s = []
     with feed as batches:
-        iterator = iter(batches)
-        arrivals_s = []
-        for batch in iterator:
+        for number, batch in enumerate(batches):
             arrivals_s.append(time.monotonic())
             digest.add(batch)
-            beside.append(step.timed())
-    alone += [step.timed() for _ in range(num_steps)]
-    usual = statistics.median(alone)
-    steady = sorted(beside[_WARM_UP:])
+            if number % _BLOCK == 0:
+                time.sleep(_REST_S)
+                alone.append([step.timed() for _ in range(_BLOCK)])
+                beside.append([])
+            beside[-1].append(step.timed())
+    usual = statistics.median(time_s for block in alone for time_s in block)
+    steady = sorted(time_s for block in beside for time_s in block)
+    slowdowns = [statistics.median(block) / statistics.median(rest) for block, rest in zip(beside, alone, strict=True)]
     return Measurement(
         numbers={
-            "slowdown_pct": (statistics.median(steady) / usual - 1) * 100,
+            "slowdown_pct": (statistics.median(slowdowns) - 1) * 100,
             "slowdown_p95_pct": (steady[int(len(steady) * 0.95)] / usual - 1) * 100,
             "step_ms": usual * 1e3,
         },
@@ -53,14 +62,14 @@ def measure(feed: Feed, step_s: float, num_steps: int, digest: Digest) -> Measur
 
 
 class _Step:
-    """As many small operations as take `step_s` when nothing disturbs them."""
+    """As many small operations as usually take `step_s`."""
 
     def __init__(self, torch: Any, step_s: float) -> None:
         self._torch = torch
         self._weights = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0)) / _SIDE
         self._num_turns = 100
-        fastest = min(self.timed() for _ in range(30))
-        self._num_turns = max(1, round(100 * step_s / fastest))
+        usual = statistics.median(self.timed() for _ in range(100))
+        self._num_turns = max(1, round(100 * step_s / usual))
 
     def timed(self) -> float:
         """Run one step and return its seconds."""

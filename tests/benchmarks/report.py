@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from tests.benchmarks.contestants import OURS, REFERENCES
 from tests.benchmarks.figures import figure
-from tests.benchmarks.goals import BEST_PEER, DATALOADER, Medians, Verdict, judge, reference
+from tests.benchmarks.goals import BEST_PEER, DATALOADER, Medians, Rounds, Verdict, judge, medians_of, reference
 from tests.benchmarks.rounds import Result
 from tests.benchmarks.workloads import NOT_MEASURED
 
@@ -40,12 +41,12 @@ def tail() -> str:
 
 def medians(result: Result) -> Medians:
     """Return contestant -> number -> median."""
-    return {row.contestant: {name: summary.median for name, summary in row.numbers.items()} for row in result.rows}
+    return medians_of(_rounds(result))
 
 
 def verdicts(result: Result, *, workers: int) -> list[Verdict]:
     """Return what became of each goal of the workload."""
-    found = medians(result)
+    found = _rounds(result)
     return [judge(goal, found, workers=workers) for goal in result.workload.goals]
 
 
@@ -70,6 +71,10 @@ def as_text(result: Result, *, workers: int, cores: int) -> str:
 def as_json(results: Iterable[Result], facts: dict[str, Any], *, workers: int, cores: int) -> dict[str, Any]:
     """Return everything that was measured, and what was not."""
     return {**facts, "workloads": [_result_json(result, workers, cores) for result in results], "not_measured": NOT_MEASURED}
+
+
+def _rounds(result: Result) -> Rounds:
+    return {row.contestant: {name: summary.values for name, summary in row.numbers.items()} for row in result.rows}
 
 
 def _why(result: Result, verdict: Verdict, workers: int, cores: int) -> str:
@@ -101,17 +106,18 @@ def _table(result: Result) -> list[str]:
 
 
 def _ratios(result: Result, workers: int) -> list[str]:
-    """Return how ours compare with `DataLoader` and with the best peer, by the headline."""
-    workload, found = result.workload, medians(result)
+    """Return how ours compare with `DataLoader` and with the best peer, by the headline, at the median of the rounds."""
+    workload, found = result.workload, _rounds(result)
     if workload.headline.endswith("_pct"):  # near zero, where a ratio says nothing; the goals compare by difference
         return []
     lines = []
     for ours in OURS:
-        value = found.get(ours, {}).get(workload.headline)
+        values = found.get(ours, {}).get(workload.headline)
         for name in (DATALOADER, BEST_PEER):
-            other = reference(name, workload.headline, found, workers=workers, is_rate=workload.is_rate)
-            if value is not None and other:
-                lines.append(f"  {ours} / {name}: {value / other:.3g} ({'more' if workload.is_rate else 'less'} is better)")
+            others = reference(name, workload.headline, found, workers=workers, is_rate=workload.is_rate)
+            if values is not None and others is not None and 0 not in others:
+                ratio = statistics.median(one / other for one, other in zip(values, others, strict=True))
+                lines.append(f"  {ours} / {name}: {ratio:.3g} ({'more' if workload.is_rate else 'less'} is better)")
     return lines
 
 
@@ -141,7 +147,8 @@ def _result_json(result: Result, workers: int, cores: int) -> dict[str, Any]:
                 "rounds": row.rounds,
                 "is_peer": row.contestant not in (*OURS, *REFERENCES),
                 "numbers": {
-                    name: {"median": one.median, "lowest": one.lowest, "highest": one.highest} for name, one in row.numbers.items()
+                    name: {"median": one.median, "lowest": one.lowest, "highest": one.highest, "rounds": one.values}
+                    for name, one in row.numbers.items()
                 },
             }
             for row in result.rows

@@ -20,8 +20,9 @@ _UNCHECKED = ("nothing",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One number over the rounds."""
+    """One number: its value in each round, with their median and extremes."""
 
+    values: tuple[float, ...]
     median: float
     lowest: float
     highest: float
@@ -122,5 +123,8 @@ def summarize(contestant: str, measured: Iterable[Measurement]) -> Row:
         rounds += 1
         for name, value in measurement.numbers.items():
             values.setdefault(name, []).append(value)
-    numbers = {name: Summary(median=statistics.median(found), lowest=min(found), highest=max(found)) for name, found in values.items()}
+    numbers = {
+        name: Summary(values=tuple(found), median=statistics.median(found), lowest=min(found), highest=max(found))
+        for name, found in values.items()
+    }
     return Row(contestant=contestant, rounds=rounds, numbers=numbers)

@@ -30,8 +30,8 @@ __all__ = ["NOT_MEASURED", "WORKLOADS", "Workload"]
 
 Measure = Callable[[Feed, Work, Digest, Task], Measurement]
 
-_STEPS = 200
-_QUICK_STEPS = 20
+_STEPS = 400
+_QUICK_STEPS = 40
 _KILLS = 30
 _QUICK_KILLS = 3
 _RESUMED_AT = 10**8
@@ -54,6 +54,7 @@ class Workload:
         requires: Modules that the work itself needs.
         prepare: Makes the data, once.
         watches_memory: Whether the launching process samples the memory of the tree.
+        max_rounds: More would tell nothing.
         why_missed: Says what to know where a goal is missed.
         beside: A second number to show wherever there is room for two.
     """
@@ -71,6 +72,7 @@ class Workload:
     requires: tuple[str, ...] = ()
     prepare: Callable[[Path], None] | None = None
     watches_memory: bool = False
+    max_rounds: int = 1000
     why_missed: Reason | None = None
     beside: str | None = None
 
@@ -92,7 +94,7 @@ def _throughput(feed: Feed, work: Work, digest: Digest, task: Task) -> Measureme
 
 def _harm(step_s: float) -> Measure:
     def measure(feed: Feed, work: Work, digest: Digest, task: Task) -> Measurement:
-        return probe_harm.measure(feed, step_s, _QUICK_STEPS if task.settings.is_quick else _STEPS, digest)
+        return probe_harm.measure(feed, step_s, digest)
 
     return measure
 
@@ -144,7 +146,7 @@ _ALL = (
         "overhead",
         "no work, samples of 64 tokens, batches of 64",
         lambda n, settings: Tokens(num_records=n, batch_size=64),
-        256_000,
+        128_000,
         6_400,
         (Goal(number="rate_per_s", over="dataloader", at_least=8.0), Goal(number="rate_per_s", over="best peer", at_least=2.0)),
         why_missed=reasons.no_work,
@@ -153,7 +155,7 @@ _ALL = (
         "python",
         "1 ms of pure Python for each record, batches of 32",
         lambda n, settings: PythonLoop(num_records=n, batch_size=32, iterations=settings.iterations_per_ms),
-        9_600,
+        3_200,
         640,
         _SCALING_GOALS,
         why_missed=reasons.shared_cores,
@@ -162,7 +164,7 @@ _ALL = (
         "tokenizer",
         "byte-level BPE on 3 KB of text, batches of 32",
         lambda n, settings: Texts(num_records=n, batch_size=32, folder=str(Path(settings.cache) / "texts")),
-        9_600,
+        3_200,
         320,
         _SCALING_GOALS,
         ("tokenizers",),
@@ -173,7 +175,7 @@ _ALL = (
         "jpeg",
         "a JPEG of 500x375 read, decoded and resized to 224x224, batches of 32",
         lambda n, settings: Jpegs(num_records=n, batch_size=32, folder=str(Path(settings.cache) / "jpegs")),
-        2_560,
+        1_280,
         320,
         _SCALING_GOALS,
         ("PIL",),
@@ -184,7 +186,7 @@ _ALL = (
         "large",
         "samples of 4 MiB, batches of 4",
         lambda n, settings: Arrays(num_records=n, batch_size=4),
-        800,
+        480,
         80,
         (Goal(number="rate_per_s", over="dataloader", at_least=2.0),),
     ),
@@ -192,7 +194,7 @@ _ALL = (
         "tail",
         "records that wait 2 ms, 0.5 % of them 120 ms, batches of 16",
         lambda n, settings: HeavyTail(num_records=n, batch_size=16, wait_s=0.002),
-        3_200,
+        2_400,
         320,
         (
             Goal(number="rate_per_s", over="workers x serial", at_least=0.96),
@@ -292,6 +294,7 @@ _ALL = (
         contestants=_ITERATORS,
         goals=(Goal(number="slope_mib_per_million", at_most=5.0),),
         watches_memory=True,
+        max_rounds=2,  # memory is not noisy
         beside="slope_mib_per_million",
     ),
 )

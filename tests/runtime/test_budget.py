@@ -47,6 +47,14 @@ class SlotsMachine(RuleBasedStateMachine):
         self.working -= count
         self.open += 0 if filtered else count
 
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def take_back(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, self.open))
+        self.slots.hold(-count)
+        self.open -= count
+        self.working += count
+
     @precondition(lambda self: self.open >= self.batch)
     @rule()
     def complete(self) -> None:
