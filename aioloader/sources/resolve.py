@@ -87,7 +87,8 @@ def _is_paths(obj: object) -> bool:
 
 def _resolve_paths(paths: Any) -> Source:
     """Choose by the suffixes of the files, so that a directory of JSON Lines is not read as so many texts."""
-    where = f"{WHERE}, a list of strings is a list of paths" if isinstance(paths, (list, tuple)) else WHERE
+    is_list = isinstance(paths, (list, tuple))
+    where = f"{WHERE}, a list of strings is a list of paths, of records in SequenceSource(...)" if is_list else WHERE
     suffixes = {PurePath(name).suffix.lower() for name in list_files(where, paths, patterns=("*",)).names}
     foreign = sorted(suffixes & FOREIGN_SUFFIXES)
     if foreign:

@@ -116,8 +116,15 @@ def test_what_is_no_stream_is_refused(obj: Any, match: str) -> None:
 
 
 def test_a_list_of_texts_is_told_apart_from_paths_in_the_message() -> None:
-    with pytest.raises(ConfigError, match=r"Loader\(source\), a list of strings is a list of paths: expected an existing file"):
+    with pytest.raises(ConfigError, match=r"a list of paths, of records in SequenceSource\(...\): expected an existing file"):
         resolve_source(["one text"])
+
+
+def test_texts_that_are_too_long_for_paths_are_refused_as_such_with_their_beginning() -> None:
+    with pytest.raises(ConfigError, match=r"expected an existing file or directory, got 'long long (long )+l?o?n?g?; check"):
+        resolve_source(["long " * 2000])
+    with pytest.raises(ConfigError, match="expected files that match 'why"):
+        resolve_source(["why? " * 2000])
 
 
 async def test_coroutine_functions_are_refused() -> None:
