@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -65,6 +67,8 @@ def _unpack(preprocess: bytes) -> Prepared:
         _seeding = LazySeeding(0)
         _seeding.install()
     prepared: Preprocess = pickle.loads(preprocess)
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # NumPy does at its first use: in each worker, during its first record
     _seeding.use(prepared.seed)
     return Prepared(prepared, _seeding)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aioloader import FixedBatch, Loader
+from aioloader import FixedBatch, Loader, StackCollator
 from tests.contract.cases import run_script
 from tests.contract.footprint import mapped_files, memory
 
@@ -270,8 +270,29 @@ def preprocess(number):
 """
 
 
+DRAWS = """
+import sys
+import numpy
+
+def preprocess(number):
+    has_it = "numpy.random" in sys.modules
+    return {"x": numpy.array([numpy.random.random(), has_it])}
+"""
+
+
 def len_of(samples: list[Any]) -> dict[str, Any]:
     return {"n": len(samples)}
+
+
+def test_the_random_numbers_of_numpy_are_imported_before_workers_are_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy imports them at their first use; within a record, each worker would take ten milliseconds or more for its first one."""
+    (tmp_path / "draws_early.py").write_text(DRAWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    preprocess = importlib.import_module("draws_early").preprocess
+    with Loader(range(8), preprocess=preprocess, batch=FixedBatch(8), collate=StackCollator(), workers=2) as loader:
+        (batch,) = loader
+    assert batch["x"][:, 1].tolist() == [1.0] * 8
+    assert len(set(batch["x"][:, 0].tolist())) == 8
 
 
 @pytest.mark.timeout(60)
