@@ -42,7 +42,7 @@ demo: .venv/.stamp
 examples: .venv/.stamp
 	$(BIN)/pytest -m slow -k "not demo" tests/examples
 
-# All of it takes about two hours. For a part of it: make bench BENCH='--workloads overhead --contestants aioloader,dataloader-map'
+# All of it takes about 100 minutes. For a part of it: make bench BENCH='--workloads overhead --contestants aioloader,dataloader-map'
 bench: .venv-bench/.stamp
 	.venv-bench/bin/python -m tests.benchmarks $(BENCH)
 

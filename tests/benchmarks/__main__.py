@@ -33,8 +33,8 @@ from tests.benchmarks.workloads import WORKLOADS, Workload
 __all__ = ["main"]
 
 _DESCRIPTION = (
-    "Measures aioloader beside its peers. All workloads take about two hours on 2 cores that are free of other work: overhead, python, "
-    "tokenizer, jpeg, large and tail 10 to 20 minutes each, memory 25, each of the others 1 to 6."
+    "Measures aioloader beside its peers. All workloads take about 100 minutes on 2 cores that are free of other work: overhead, python, "
+    "tokenizer, jpeg, large, tail, harm-10ms and memory about 10 minutes each, each of the others 1 to 6."
 )
 
 
