@@ -8,7 +8,7 @@ from typing import Protocol
 from tests.benchmarks.figures import figure
 from tests.benchmarks.goals import Goal, Medians, best_of
 
-__all__ = ["Reason", "by_process", "handover", "no_work", "shared_cores"]
+__all__ = ["Reason", "by_process", "handover", "head_start", "no_work", "shared_cores"]
 
 _ALL_OF_THE_CORES = 0.93
 """Of the rate that they have time for: the rest goes to the system and to whatever else runs."""
@@ -61,6 +61,20 @@ def shared_cores(goal: Goal, medians: Medians, *, workers: int, cores: int) -> s
     return (
         f"aioloader takes {by_process(ours)} us of CPU a record, of which {cores} cores have time for {figure(most)} records/s; it reached "
         f"{share:.1%} of that: {verdict}"
+    )
+
+
+def head_start(goal: Goal, medians: Medians, *, workers: int, cores: int) -> str:
+    """Return whether a peer is above what the workers can do: it had made more than the first batch when that came, and the time began."""
+    other = best_of(goal.over, goal.number, medians, is_rate=True) if goal.over is not None else None
+    if other is None or goal.number not in medians.get("serial", {}) or goal.number not in medians.get("aioloader", {}):
+        return ""
+    most = workers * medians["serial"][goal.number]
+    if medians[other][goal.number] <= most:
+        return ""
+    return (
+        f"{workers} workers make {figure(most)} records/s and no more; {other} is above that, since the time counts from the first batch "
+        f"on, and by then it has made others; aioloader reaches {medians['aioloader'][goal.number] / most:.1%} of it"
     )
 
 

@@ -23,7 +23,7 @@ from tests.benchmarks.digest import Digest
 from tests.benchmarks.goals import Goal, judge, reference
 from tests.benchmarks.markdown import as_markdown
 from tests.benchmarks.real_work import Texts, prepare_texts
-from tests.benchmarks.reasons import no_work, shared_cores
+from tests.benchmarks.reasons import head_start, no_work, shared_cores
 from tests.benchmarks.report import as_json, as_text, tail
 from tests.benchmarks.rounds import Result, differences, summarize
 from tests.benchmarks.sharded_work import SHUFFLE, Shards
@@ -237,6 +237,16 @@ def test_the_reason_of_a_row_bound_by_the_cores_says_what_they_have_time_for(rat
     found = {"aioloader": {"rate_per_s": rate, "cpu_us_per_record": 1000.0}}
     text = shared_cores(Goal(number="rate_per_s", over="workers x serial", at_least=0.97), found, workers=2, cores=2)
     assert f"takes 1,000 us of CPU a record, of which 2 cores have time for 2,000 records/s; it reached {share}" in text
+
+
+def test_a_peer_that_is_above_what_the_workers_can_do_had_a_head_start() -> None:
+    goal = Goal(number="rate_per_s", over="best ordered peer", at_least=1.0)
+    found = {"aioloader": {"rate_per_s": 99.0}, "pool-64": {"rate_per_s": 105.0}, "serial": {"rate_per_s": 50.0}}
+    text = head_start(goal, found, workers=2, cores=2)
+    assert "2 workers make 100 records/s and no more; pool-64 is above that" in text
+    assert text.endswith("aioloader reaches 99.0% of it")
+    assert head_start(goal, {**found, "pool-64": {"rate_per_s": 100.0}}, workers=2, cores=2) == ""
+    assert head_start(goal, {"aioloader": found["aioloader"], "serial": found["serial"]}, workers=2, cores=2) == ""
 
 
 def handovers() -> Result:

@@ -200,6 +200,7 @@ _ALL = (
             Goal(number="rate_per_s", over="workers x serial", at_least=0.96),
             Goal(number="rate_per_s", over="best ordered peer", at_least=1.0),
         ),
+        why_missed=reasons.head_start,
     ),
     Workload(
         name="start",
