@@ -109,21 +109,23 @@ def test_a_run_is_exact_while_its_workers_are_being_stopped() -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("number", "options"),
-    [(signal.SIGKILL, {}), (signal.SIGKILL, {"resume": True}), (signal.SIGSTOP, {"timeout_s": 0.5})],
+    ("number", "options", "num_records"),
+    [
+        (signal.SIGKILL, {}, 20_000),
+        (signal.SIGKILL, {"resume": True}, 20_000),
+        (signal.SIGSTOP, {"timeout_s": 0.5}, 60_000),  # of those that are stopped, few are found and replaced in a second
+    ],
     ids=["killed", "killed-and-resumed", "stopped"],
 )
-def test_chaos(number: signal.Signals, options: dict[str, Any]) -> None:
+def test_chaos(number: signal.Signals, options: dict[str, Any], num_records: int) -> None:
     """The long run: `make chaos`; CHAOS_SEEDS sets the number of seeds."""
-    expected = clean(20_000)
-    num_seeds, total = int(os.environ.get("CHAOS_SEEDS", "5")), 0
-    for seed in range(num_seeds):
+    expected = clean(num_records)
+    for seed in range(int(os.environ.get("CHAOS_SEEDS", "5"))):
         started = time.monotonic()
-        digests, num_restarts = chaos(20_000, seed, number, **options)
+        digests, num_restarts = chaos(num_records, seed, number, **options)
         print(f"seed {seed}: {len(digests)} batches, {num_restarts} restarts, {time.monotonic() - started:.0f} s")
         assert digests == expected
-        total += num_restarts
-    assert total > 4 * num_seeds, "some on a fast machine have less to do than others"
+        assert num_restarts > 4
 
 
 def leave(_: int) -> Any:
