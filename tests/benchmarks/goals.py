@@ -23,6 +23,7 @@ __all__ = [
     "Verdict",
     "best_of",
     "judge",
+    "median_ratio",
     "medians_of",
     "reference",
 ]
@@ -81,15 +82,25 @@ def judge(goal: Goal, rounds: Rounds, *, workers: int) -> Verdict:
     against = goal.over if goal.over is not None else goal.minus
     if against is not None:
         others = reference(against, goal.number, rounds, workers=workers, is_rate=goal.at_least is not None)
-        if values is None or others is None or (goal.over is not None and 0 in others):
-            return Verdict(goal=goal, value=None, is_reached=None)
-        pairs = zip(values, others, strict=True)
-        values = [one / other if goal.over is not None else one - other for one, other in pairs]
+        values = None if values is None or others is None else _against(values, others, is_ratio=goal.over is not None)
     if values is None:
         return Verdict(goal=goal, value=None, is_reached=None)
     value = statistics.median(values)
     is_reached = value >= goal.at_least if goal.at_least is not None else goal.at_most is not None and value <= goal.at_most
     return Verdict(goal=goal, value=value, is_reached=is_reached)
+
+
+def median_ratio(values: Sequence[float] | None, others: Sequence[float] | None) -> float | None:
+    """Return the median over the rounds of one by the other; None where either is missing, or one by which to divide is 0."""
+    ratios = None if values is None or others is None else _against(values, others, is_ratio=True)
+    return None if ratios is None else statistics.median(ratios)
+
+
+def _against(values: Sequence[float], others: Sequence[float], *, is_ratio: bool) -> list[float] | None:
+    """Return, round by round, one by the other or one minus the other."""
+    if is_ratio and 0 in others:
+        return None
+    return [one / other if is_ratio else one - other for one, other in zip(values, others, strict=True)]
 
 
 def medians_of(rounds: Rounds) -> Medians:

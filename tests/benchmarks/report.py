@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from tests.benchmarks.contestants import OURS, REFERENCES
 from tests.benchmarks.figures import figure
-from tests.benchmarks.goals import BEST_PEER, DATALOADER, Medians, Rounds, Verdict, judge, medians_of, reference
+from tests.benchmarks.goals import BEST_PEER, DATALOADER, Medians, Rounds, Verdict, judge, median_ratio, medians_of, reference
 from tests.benchmarks.rounds import Result
 from tests.benchmarks.workloads import NOT_MEASURED
 
@@ -115,8 +114,7 @@ def _ratios(result: Result, workers: int) -> list[str]:
         values = found.get(ours, {}).get(workload.headline)
         for name in (DATALOADER, BEST_PEER):
             others = reference(name, workload.headline, found, workers=workers, is_rate=workload.is_rate)
-            if values is not None and others is not None and 0 not in others:
-                ratio = statistics.median(one / other for one, other in zip(values, others, strict=True))
+            if (ratio := median_ratio(values, others)) is not None:
                 lines.append(f"  {ours} / {name}: {ratio:.3g} ({'more' if workload.is_rate else 'less'} is better)")
     return lines
 
